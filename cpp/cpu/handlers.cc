@@ -1,0 +1,97 @@
+// The CPU's FFI handlers, one an op, and the count of reads that the tests ask for.
+#include "handlers.h"
+
+#include <atomic>
+#include <stdexcept>
+
+#include "../rows.h"
+#include "paths.h"
+
+namespace jaxsoftmax::cpu {
+namespace {
+
+template <template <class> class Op, class D>
+void run(const Rows& rows, const Plan& plan, ffi::ThreadPool* pool) {
+  using Bound = Op<typename D::Numerics>;
+  const PlainLoader<D> loader{rows};
+  Paths<Bound, D, PlainLoader<D>>(rows, plan, loader, pool).run();
+}
+
+template <template <class> class Op>
+ffi::Error handle(const char* name, ffi::ThreadPool pool, ffi::RemainingArgs args,
+                  ffi::RemainingRets rets, const Plan& plan, std::int32_t reduced) {
+  auto call = decode_call(name, Op<FastFloat>::kInputs, args, rets, plan, reduced);
+  if (call.has_error()) return call.error();
+  if (call->empty()) return ffi::Error::Success();
+  try {
+    switch (call->dtype) {
+#define JAXSOFTMAX_DTYPE(Tag)              \
+  case DType::Tag:                         \
+    run<Op, Tag>(call->rows, plan, &pool); \
+    break;
+      JAXSOFTMAX_DTYPES(JAXSOFTMAX_DTYPE)
+#undef JAXSOFTMAX_DTYPE
+    }
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jaxsoftmax." + std::string(name) +
+                                                              ": no memory for the scratch of " +
+                                                              describe(plan, call->rows));
+  }
+  return ffi::Error::Success();
+}
+
+struct CountingLoader {
+  const Rows& rows;
+  std::vector<std::vector<std::atomic<int>>>& counts;
+  void copy(int i, std::int64_t at, int count, float* to) const {
+    for (int j = 0; j < count; ++j) {
+      to[j] = static_cast<const float*>(rows.in[i])[at + j];
+      counts[i][at + j].fetch_add(1);
+    }
+  }
+};
+
+template <template <class> class Op>
+std::vector<std::vector<int>> count(std::int64_t rows, std::int64_t cols, const Plan& plan) {
+  using Bound = Op<ExactFloat>;
+  std::vector<float> in(rows * cols), out(rows * cols);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i % 7);
+  std::vector<std::byte> workspace(rows * plan.splits * kStateBytes);
+  Rows view{{in.data(), in.data()}, out.data(), workspace.data(), rows, cols};
+  std::vector<std::vector<std::atomic<int>>> counts;
+  for (int i = 0; i < Bound::kInputs; ++i) counts.emplace_back(in.size());
+  const CountingLoader loader{view, counts};
+  Paths<Bound, F32, CountingLoader>(view, plan, loader, nullptr).run();
+  std::vector<std::vector<int>> result;
+  for (const auto& input : counts) result.emplace_back(input.begin(), input.end());
+  return result;
+}
+
+}  // namespace
+
+#define JAXSOFTMAX_OP(name, Op)                                                                   \
+  XLA_FFI_Error* name(XLA_FFI_CallFrame* frame) {                                                 \
+    static const auto impl = [](ffi::ThreadPool pool, ffi::RemainingArgs args,                    \
+                                ffi::RemainingRets rets, Plan plan, std::int32_t reduced) {       \
+      return handle<Op>(#name, pool, args, rets, plan, reduced);                                  \
+    };                                                                                            \
+    static const auto handler = bind_arguments(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()).To(impl); \
+    return handler->Call(frame);                                                                  \
+  }
+JAXSOFTMAX_OPS(JAXSOFTMAX_OP)
+#undef JAXSOFTMAX_OP
+
+std::vector<std::vector<int>> count_reads(const std::string& op, std::int64_t rows,
+                                          std::int64_t cols, const Plan& plan) {
+#define JAXSOFTMAX_OP(name, Op)                                                          \
+  if (op == #name) {                                                                     \
+    const std::string why = refusal(plan, Op<ExactFloat>::kInputs, sizeof(float), cols); \
+    if (!why.empty()) throw std::invalid_argument("count_reads: plan " + why);           \
+    return count<Op>(rows, cols, plan);                                                  \
+  }
+  JAXSOFTMAX_OPS(JAXSOFTMAX_OP)
+#undef JAXSOFTMAX_OP
+  throw std::invalid_argument("count_reads: no op named " + op);
+}
+
+}  // namespace jaxsoftmax::cpu

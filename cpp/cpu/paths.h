@@ -1,0 +1,191 @@
+// The three paths on the CPU, over any op, dtype and loader.
+//
+//   one_pass  a row is copied into scratch memory of the plan's capacity while it is folded
+//   two_pass  a row is folded, then read again and mapped
+//   split_k   a row's pieces are folded into the workspace, then each merges them and maps itself
+//
+// A loader gives `count` elements of input `i` from element `at` on (an offset in the whole array):
+// copy(i, at, count, to). It is the only reader of the inputs, so a loader that counts sees all.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "../dtypes.h"
+#include "../ops.h"
+#include "parallel.h"
+
+namespace jaxsoftmax::cpu {
+
+template <class D>
+struct PlainLoader {
+  using Storage = typename D::Storage;
+  const Rows& rows;
+  void copy(int i, std::int64_t at, int count, Storage* to) const {
+    std::memcpy(to, static_cast<const Storage*>(rows.in[i]) + at, count * sizeof(Storage));
+  }
+};
+
+inline constexpr int kChunk = 32;  // elements folded at once: a few registers of any vector width
+
+template <class Op, class D>
+struct Chunk {
+  using Acc = typename D::Numerics::Acc;
+  using Storage = typename D::Storage;
+  alignas(64) Storage raw[Op::kInputs][kChunk];
+  alignas(64) Acc values[Op::kInputs][kChunk];
+
+  // Converts `count` raw elements of each input and pads the rest.
+  void unpack(int count) {
+    for (int i = 0; i < Op::kInputs; ++i) {
+      for (int j = 0; j < kChunk; ++j) values[i][j] = D::to_acc(raw[i][j]);
+      for (int j = count; j < kChunk; ++j) values[i][j] = Op::pad(i);
+    }
+  }
+  void map(const typename Op::Row& row, int count, Storage* out) const {
+    alignas(64) Storage mapped[kChunk];
+    for (int j = 0; j < kChunk; ++j) {
+      Acc v[Op::kInputs];
+      for (int i = 0; i < Op::kInputs; ++i) v[i] = values[i][j];
+      mapped[j] = D::from_acc(Op::map(v, row));
+    }
+    std::memcpy(out, mapped, count * sizeof(Storage));
+  }
+};
+
+template <class Op, class D, class Loader>
+class Paths {
+  using State = typename Op::State;
+  using Storage = typename D::Storage;
+  static_assert(sizeof(State) <= kStateBytes);
+
+ public:
+  Paths(const Rows& rows, const Plan& plan, const Loader& loader, xla::ffi::ThreadPool* pool)
+      : rows_(rows), plan_(plan), loader_(loader), pool_(pool) {}
+
+  void run() const {
+    switch (plan_.path) {
+      case Path::one_pass:
+        return each(rows_.rows, [this](std::int64_t row) { one_pass(row); });
+      case Path::two_pass:
+        return each(rows_.rows, [this](std::int64_t row) {
+          State state;
+          fold(row, 0, rows_.cols, state);
+          map(row, 0, rows_.cols, Op::finish(state));
+        });
+      case Path::split_k:
+        return split_k();
+    }
+  }
+
+ private:
+  template <class Fn>
+  void each(std::int64_t items, const Fn& fn) const {
+    parallel_for(pool_, items, rows_.rows * rows_.cols * static_cast<int>(sizeof(Storage)), fn);
+  }
+
+  // visit(offset in the row, elements) over the columns [from, to), a chunk at a time.
+  template <class Visit>
+  static void chunks(std::int64_t from, std::int64_t to, const Visit& visit) {
+    for (std::int64_t at = from; at < to; at += kChunk) {
+      visit(at, static_cast<int>(std::min<std::int64_t>(kChunk, to - at)));
+    }
+  }
+
+  void load(std::int64_t row, std::int64_t at, int count, Chunk<Op, D>& chunk) const {
+    for (int i = 0; i < Op::kInputs; ++i) {
+      loader_.copy(i, row * rows_.cols + at, count, chunk.raw[i]);
+    }
+    chunk.unpack(count);
+  }
+
+  Storage* out(std::int64_t row, std::int64_t at) const {
+    return static_cast<Storage*>(rows_.out) + row * rows_.cols + at;
+  }
+
+  void fold(std::int64_t row, std::int64_t from, std::int64_t to, State& state) const {
+    Chunk<Op, D> chunk{};
+    chunks(from, to, [&](std::int64_t at, int count) {
+      load(row, at, count, chunk);
+      Op::fold(state, chunk.values);
+    });
+  }
+
+  void map(std::int64_t row, std::int64_t from, std::int64_t to,
+           const typename Op::Row& finished) const {
+    Chunk<Op, D> chunk{};
+    chunks(from, to, [&](std::int64_t at, int count) {
+      load(row, at, count, chunk);
+      chunk.map(finished, count, out(row, at));
+    });
+  }
+
+  void one_pass(std::int64_t row) const {
+    // The scratch holds what the plan says, not what the row needs: the plan is checked to hold it.
+    const std::int64_t capacity = static_cast<std::int64_t>(plan_.lanes()) *
+                                  (plan_.reg_packs + plan_.smem_packs) * kPackBytes;
+    static thread_local std::unique_ptr<std::byte[]> scratch;
+    static thread_local std::int64_t held = 0;
+    if (held < capacity) {
+      scratch.reset();
+      held = 0;
+      scratch.reset(new std::byte[capacity]);
+      held = capacity;
+    }
+    const std::int64_t stride = capacity / Op::kInputs;
+    const auto kept = [&](int i, std::int64_t at) {
+      return scratch.get() + i * stride + at * static_cast<int>(sizeof(Storage));
+    };
+    Chunk<Op, D> chunk{};
+    State state;
+    chunks(0, rows_.cols, [&](std::int64_t at, int count) {
+      load(row, at, count, chunk);
+      for (int i = 0; i < Op::kInputs; ++i) {
+        std::memcpy(kept(i, at), chunk.raw[i], count * sizeof(Storage));
+      }
+      Op::fold(state, chunk.values);
+    });
+    const auto finished = Op::finish(state);
+    chunks(0, rows_.cols, [&](std::int64_t at, int count) {
+      for (int i = 0; i < Op::kInputs; ++i) {
+        std::memcpy(chunk.raw[i], kept(i, at), count * sizeof(Storage));
+      }
+      chunk.unpack(count);
+      chunk.map(finished, count, out(row, at));
+    });
+  }
+
+  void split_k() const {
+    const std::int64_t splits = plan_.splits, piece = pieces(rows_.cols, splits);
+    const auto slot = [&](std::int64_t row, std::int64_t split) {
+      return rows_.workspace + (row * splits + split) * kStateBytes;
+    };
+    const auto span = [&](std::int64_t split) {
+      return std::pair(std::min(split * piece, rows_.cols),
+                       std::min((split + 1) * piece, rows_.cols));
+    };
+    each(rows_.rows * splits, [&](std::int64_t item) {
+      const auto [from, to] = span(item % splits);
+      State state;
+      fold(item / splits, from, to, state);
+      std::memcpy(slot(item / splits, item % splits), &state, sizeof state);
+    });
+    each(rows_.rows * splits, [&](std::int64_t item) {
+      const State state = merge_states<State>(plan_.splits, [&](int split) {
+        State other;
+        std::memcpy(&other, slot(item / splits, split), sizeof other);
+        return other;
+      });
+      const auto [from, to] = span(item % splits);
+      map(item / splits, from, to, Op::finish(state));
+    });
+  }
+
+  const Rows& rows_;
+  const Plan& plan_;
+  const Loader& loader_;
+  xla::ffi::ThreadPool* pool_;
+};
+
+}  // namespace jaxsoftmax::cpu

@@ -1,0 +1,11 @@
+// Every kernel of the op softmax_bwd.
+#include "launch.cuh"
+
+namespace jaxsoftmax::cuda {
+
+Failure launch_softmax_bwd(DType dtype, const Rows& rows, const Plan& plan, Stage stage,
+                           cudaStream_t stream) {
+  return launch<SoftmaxBwd>(dtype, rows, plan, stage, stream);
+}
+
+}  // namespace jaxsoftmax::cuda

@@ -1,0 +1,65 @@
+// Split-k: a row is cut over `splits` blocks. A first kernel folds each piece into the workspace, a
+// second merges a row's states in every block that maps a piece of it.
+#pragma once
+
+#include "enqueue.cuh"
+#include "reduce.cuh"
+#include "spans.cuh"
+
+namespace jaxsoftmax::cuda {
+
+// The packs [from, to) of piece `split`.
+struct Piece {
+  std::int64_t from, to;
+  __device__ Piece(std::int64_t packs, int splits, int split) {
+    const std::int64_t size = (packs + splits - 1) / splits;
+    from = split * size < packs ? split * size : packs;
+    to = from + size < packs ? from + size : packs;
+  }
+};
+
+template <class Op, class D>
+__global__ void __launch_bounds__(kMaxThreads, 1) split_k_fold(Rows rows, int splits) {
+  using State = typename Op::State;
+  static_assert(sizeof(State) <= kStateBytes);
+  __shared__ Scratch<State> scratch;
+  int turn = 0;
+  for (std::int64_t item = blockIdx.x; item < rows.rows * splits; item += gridDim.x, ++turn) {
+    const Window<D> window(rows, item / splits);
+    const Piece piece(window.packs(), splits, static_cast<int>(item % splits));
+    State state;
+    fold_span<Op>(rows, window, piece.from, piece.to, threadIdx.x, blockDim.x, state);
+    reduce_row(state, blockDim.x, turn, scratch);
+    if (threadIdx.x == 0) memcpy(rows.workspace + item * kStateBytes, &state, sizeof state);
+  }
+}
+
+template <class Op, class D>
+__global__ void __launch_bounds__(kMaxThreads, 1) split_k_map(Rows rows, int splits) {
+  using State = typename Op::State;
+  __shared__ Scratch<State> scratch;
+  int turn = 0;
+  for (std::int64_t item = blockIdx.x; item < rows.rows * splits; item += gridDim.x, ++turn) {
+    const std::int64_t row = item / splits;
+    const int lane = threadIdx.x, lanes = blockDim.x;
+    const int mine = lane < splits ? (splits - lane + lanes - 1) / lanes : 0;
+    State state = merge_states<State>(mine, [&](int i) {
+      State part;
+      memcpy(&part, rows.workspace + (row * splits + lane + i * lanes) * kStateBytes, sizeof part);
+      return part;
+    });
+    reduce_row(state, lanes, turn, scratch);
+    const Window<D> window(rows, row);
+    const Piece piece(window.packs(), splits, static_cast<int>(item % splits));
+    map_span<Op>(rows, window, piece.from, piece.to, lane, lanes, Op::finish(state));
+  }
+}
+
+template <class Op, class D>
+void launch_split_k(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
+  const unsigned grid = grid_for(rows.rows * plan.splits);
+  enqueue.operator()<split_k_fold<Op, D>>("split_k_fold", grid, plan.threads, 0, rows, plan.splits);
+  enqueue.operator()<split_k_map<Op, D>>("split_k_map", grid, plan.threads, 0, rows, plan.splits);
+}
+
+}  // namespace jaxsoftmax::cuda

@@ -1,0 +1,37 @@
+// Two-pass: a row of any length is folded, then read again (from L2 when it can) and mapped.
+// A row is handled by `lanes` threads: a sub-warp or warp (several rows a block), or the block.
+#pragma once
+
+#include "enqueue.cuh"
+#include "reduce.cuh"
+#include "spans.cuh"
+
+namespace jaxsoftmax::cuda {
+
+template <class Op, class D>
+__global__ void __launch_bounds__(kMaxThreads, 1) two_pass(Rows rows, int rows_per_block) {
+  using State = typename Op::State;
+  __shared__ Scratch<State> scratch;
+  const int lanes = blockDim.x / rows_per_block;
+  const int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  int turn = 0;
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * rows_per_block;
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * rows_per_block;
+       first < rows.rows; first += stride, ++turn) {
+    const std::int64_t row = first + group;
+    const Window<D> window(rows, row);
+    const std::int64_t packs = row < rows.rows ? window.packs() : 0;
+    State state;
+    fold_span<Op>(rows, window, 0, packs, lane, lanes, state);
+    reduce_row(state, lanes, turn, scratch);
+    map_span<Op>(rows, window, 0, packs, lane, lanes, Op::finish(state));
+  }
+}
+
+template <class Op, class D>
+void launch_two_pass(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
+  enqueue.operator()<two_pass<Op, D>>("two_pass", grid_for(pieces(rows.rows, plan.rows_per_block)),
+                                      plan.threads, 0, rows, plan.rows_per_block);
+}
+
+}  // namespace jaxsoftmax::cuda

@@ -1,0 +1,174 @@
+// Rows as 16-byte packs: conversion of a pack, and a row's window with masked ends.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../dtypes.h"
+#include "../plan.h"
+
+namespace jaxsoftmax::cuda {
+
+using Pack = uint4;
+
+template <class D>
+inline constexpr int kPerPack = kPackBytes / sizeof(typename D::Storage);
+
+// Pack <-> kPerPack<D> values of the accumulation type. 16-bit types convert in pairs.
+template <class D>
+struct Convert {
+  using Acc = typename D::Numerics::Acc;
+  static constexpr int kN = kPerPack<D>;
+
+  __device__ static void unpack(const Pack& pack, Acc (&values)[kN]) {
+    memcpy(values, &pack, sizeof pack);
+  }
+  __device__ static Pack pack(const Acc (&values)[kN]) {
+    Pack out;
+    memcpy(&out, values, sizeof out);
+    return out;
+  }
+};
+
+template <class Pair>
+struct ConvertPairs {
+  __device__ static void unpack(const Pack& pack, float (&values)[8]) {
+    const unsigned words[4] = {pack.x, pack.y, pack.z, pack.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = Pair::widen(words[i]);
+      values[2 * i] = pair.x;
+      values[2 * i + 1] = pair.y;
+    }
+  }
+  __device__ static Pack pack(const float (&v)[8]) {
+    return {Pair::narrow(v[0], v[1]), Pair::narrow(v[2], v[3]), Pair::narrow(v[4], v[5]),
+            Pair::narrow(v[6], v[7])};
+  }
+};
+
+struct HalfPair {
+  __device__ static float2 widen(unsigned word) { return __half22float2(bit_cast<__half2>(word)); }
+  __device__ static unsigned narrow(float a, float b) {
+    return bit_cast<unsigned>(__floats2half2_rn(a, b));
+  }
+};
+
+struct Bfloat16Pair {
+  __device__ static float2 widen(unsigned word) {
+    return {bit_cast<float>(word << 16), bit_cast<float>(word & 0xffff0000u)};
+  }
+  __device__ static unsigned narrow(float a, float b) {
+    return bit_cast<unsigned>(__floats2bfloat162_rn(a, b));
+  }
+};
+
+template <>
+struct Convert<F16> : ConvertPairs<HalfPair> {};
+template <>
+struct Convert<BF16> : ConvertPairs<Bfloat16Pair> {};
+
+// One row as packs (bases are 16-byte aligned). Pack 0 is the aligned pack that holds the row's
+// first element; elements of the end packs that lie outside the row are read as pads and not
+// written. Index counts a row's packs: int where the plan bounds them.
+template <class D, class Index = std::int64_t>
+class Window {
+  using Storage = typename D::Storage;
+  static constexpr int kN = kPerPack<D>;
+
+ public:
+  __device__ Window(const Rows& rows, std::int64_t row) {
+    const std::int64_t offset = row * rows.cols;
+    const int shift = static_cast<int>(offset % kN);
+    origin_ = offset - shift;
+    begin_ = shift;
+    end_ = rows.cols + shift;
+    packs_ = static_cast<Index>((end_ + kN - 1) / kN);
+    whole_from_ = shift > 0;
+    whole_to_ = static_cast<Index>(end_ / kN);
+  }
+
+  __device__ Index packs() const { return packs_; }
+
+  // The 16 aligned bytes of a pack that holds an element of the array are always readable.
+  __device__ Pack load(const void* base, Index p, Storage pad) const {
+    const Storage* from = static_cast<const Storage*>(base) + origin_ + p * std::int64_t{kN};
+    Pack pack = __ldg(reinterpret_cast<const Pack*>(from));
+    if (!whole(p)) {
+      Storage elements[kN];
+      memcpy(elements, &pack, sizeof pack);
+#pragma unroll
+      for (int j = 0; j < kN; ++j) elements[j] = inside(p, j) ? elements[j] : pad;
+      memcpy(&pack, elements, sizeof pack);
+    }
+    return pack;
+  }
+
+  __device__ void store(void* base, Index p, const Pack& pack) const {
+    Storage* to = static_cast<Storage*>(base) + origin_ + p * std::int64_t{kN};
+    if (whole(p)) {
+      *reinterpret_cast<Pack*>(to) = pack;
+      return;
+    }
+    Storage elements[kN];
+    memcpy(elements, &pack, sizeof pack);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      if (inside(p, j)) to[j] = elements[j];
+    }
+  }
+
+ private:
+  __device__ bool whole(Index p) const { return p >= whole_from_ && p < whole_to_; }
+  __device__ bool inside(Index p, int j) const {
+    const std::int64_t at = p * std::int64_t{kN} + j;
+    return at >= begin_ && at < end_;
+  }
+
+  std::int64_t origin_, end_;  // elements: of pack 0 in the array, of the row's end in the window
+  int begin_;
+  Index packs_, whole_from_, whole_to_;  // packs [whole_from_, whole_to_) lie inside the row
+};
+
+// An op's inputs as packs: pads, loads, folds and maps one pack of each input.
+template <class Op, class D>
+struct Packs {
+  using Acc = typename D::Numerics::Acc;
+  static constexpr int kN = kPerPack<D>;
+  Pack raw[Op::kInputs];
+
+  __device__ static typename D::Storage pad(int i) { return D::from_acc(Op::pad(i)); }
+
+  template <class Index>
+  __device__ void load(const Rows& rows, const Window<D, Index>& window, Index p) {
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) raw[i] = window.load(rows.in[i], p, pad(i));
+  }
+  __device__ void fold(typename Op::State& state) const {
+    Acc values[Op::kInputs][kN];
+    unpack(values);
+    Op::fold(state, values);
+  }
+  template <class Index>
+  __device__ void map(const Rows& rows, const Window<D, Index>& window, Index p,
+                      const typename Op::Row& row) const {
+    Acc values[Op::kInputs][kN], mapped[kN];
+    unpack(values);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      Acc v[Op::kInputs];
+#pragma unroll
+      for (int i = 0; i < Op::kInputs; ++i) v[i] = values[i][j];
+      mapped[j] = Op::map(v, row);
+    }
+    window.store(rows.out, p, Convert<D>::pack(mapped));
+  }
+
+ private:
+  __device__ void unpack(Acc (&values)[Op::kInputs][kN]) const {
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) Convert<D>::unpack(raw[i], values[i]);
+  }
+};
+
+}  // namespace jaxsoftmax::cuda

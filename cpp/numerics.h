@@ -1,0 +1,249 @@
+// e^(x - m) and row sums to the accuracy that each dtype needs; host and device.
+//
+//   Numerics      dtypes              computes in   e^(x - m)                       carries sums in
+//   FastFloat     float16, bfloat16   float         one rounding of x - m           two floats
+//   ExactFloat    float32             float         x - m and its rounding error    double
+//   ExactDouble   float64             double        x - m and its rounding error    two doubles
+//
+// x - m is formed first in every dtype: x * log2(e) - m * log2(e) is wrong at large magnitudes
+// (bfloat16 x = m = 1e30 gives 0 instead of 1).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__CUDACC__)
+#define JAXSOFTMAX_HD __host__ __device__ __forceinline__
+#else
+#define JAXSOFTMAX_HD inline __attribute__((always_inline))
+#endif
+
+namespace jaxsoftmax {
+
+template <class Acc>
+JAXSOFTMAX_HD constexpr Acc infinity() {
+  return std::numeric_limits<Acc>::infinity();
+}
+
+// The larger of two, one instruction on either side. A NaN may be dropped: it reaches the sum.
+template <class Acc>
+JAXSOFTMAX_HD Acc larger(Acc a, Acc b) {
+#if defined(__CUDA_ARCH__)
+  return fmax(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// Folds `values` pairwise into values[0]. N is a power of two. Equal terms add up exactly.
+template <class Acc, int N, class Combine>
+JAXSOFTMAX_HD Acc tree(Acc (&values)[N], Combine combine) {
+#pragma unroll
+  for (int half = N / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int j = 0; j < half; ++j) values[j] = combine(values[j], values[j + half]);
+  }
+  return values[0];
+}
+
+template <class Acc, int N>
+JAXSOFTMAX_HD Acc tree_sum(Acc (&values)[N]) {
+  return tree(values, [](Acc a, Acc b) { return a + b; });
+}
+
+// a - b = value + error, exactly (Knuth's TwoDiff); the error is NaN where the value is not finite.
+template <class Acc>
+struct Difference {
+  Acc value, error;
+  JAXSOFTMAX_HD Difference(Acc a, Acc b) {
+    value = a - b;
+    const Acc back = value - a;
+    error = (a - (value - back)) - (b + back);
+  }
+};
+
+// A row's sum with its accumulated rounding error (Neumaier): right at any length.
+template <class T>
+struct CompensatedSum {
+  T value = 0, error = 0;
+  JAXSOFTMAX_HD void add(T term) {
+    const T sum = value + term;
+    const T back = sum - value;
+    error += (value - (sum - back)) + (term - back);
+    value = sum;
+  }
+  JAXSOFTMAX_HD void add(CompensatedSum other) {
+    add(other.value);
+    error += other.error;
+  }
+  JAXSOFTMAX_HD void scale(T factor) {
+    value *= factor;
+    error *= factor;
+  }
+  // An overflowed sum has a NaN error: the value alone is what plain addition would give.
+  JAXSOFTMAX_HD T total() const { return error - error == 0 ? value + error : value; }
+};
+
+// The same for float terms, in half the operations where double is fast.
+struct DoubleSum {
+  double value = 0;
+  JAXSOFTMAX_HD void add(double term) { value += term; }
+  JAXSOFTMAX_HD void add(DoubleSum other) { value += other.value; }
+  JAXSOFTMAX_HD void scale(double factor) { value *= factor; }
+  JAXSOFTMAX_HD double total() const { return value; }
+};
+
+// e^d = (1 + q) * scale for d <= 88 in float: q by a polynomial of relative error 2^-28, `scale` a
+// power of two. d below -88 (where e^d is subnormal) gives scale 0; NaN gives q NaN.
+struct FloatExp {
+  float q, scale;
+  JAXSOFTMAX_HD FloatExp(float d, float error) {
+    const bool tiny = d < -88.0f;
+    d = tiny ? -88.0f : d;
+    error = tiny ? 0.0f : error;
+    // Adding 1.5 * 2^23 rounds d / ln 2 to an integer k and leaves it in the low mantissa bits.
+    const float shifted = d * 1.44269504f + 12582912.0f;
+    const float k = shifted - 12582912.0f;
+    // ln 2 = hi + lo; hi has 17 significant bits, so k * hi is exact (|k| < 128).
+    const float r = (d - k * 0.693138123f) - k * 9.05800061e-6f + error;
+    q = 0.0013814467f;
+    q = q * r + 0.008368781f;
+    q = q * r + 0.041668393f;
+    q = q * r + 0.1666652f;
+    q = q * r + 0.49999994f;
+    q = (q * r) * r + r;
+    std::uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + 0x3f800000u;
+    memcpy(&scale, &bits, sizeof bits);
+  }
+};
+
+struct FastFloat {
+  using Acc = float;
+  using Sum = CompensatedSum<float>;
+  using Reciprocal = float;
+
+  JAXSOFTMAX_HD static float exp_diff(float x, float m) {
+    const float d = x - m;
+#if defined(__CUDA_ARCH__)
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(d * 1.44269504f));
+    return e;
+#else
+    const FloatExp e(d, 0.0f);
+    return e.q * e.scale + e.scale;
+#endif
+  }
+  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s) {
+#if defined(__CUDA_ARCH__)
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(s.total()));
+    return r;
+#else
+    return 1.0f / s.total();
+#endif
+  }
+  // e^(x - m) / s
+  JAXSOFTMAX_HD static float exp_diff_over(float x, float m, Reciprocal r) {
+    return exp_diff(x, m) * r;
+  }
+  template <int N>
+  JAXSOFTMAX_HD static void add_terms(Sum& s, float (&terms)[N]) {
+    s.add(tree_sum(terms));
+  }
+  // The products of two 16-bit numbers are exact in float.
+  template <int N>
+  JAXSOFTMAX_HD static void add_products(Sum& s, const float (&a)[N], const float (&b)[N]) {
+    float terms[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) terms[j] = a[j] * b[j];
+    add_terms(s, terms);
+  }
+};
+
+struct ExactFloat {
+  using Acc = float;
+  using Sum = DoubleSum;
+  // 1 / s in two words: the rounding of a single one would cost up to an ulp of every element.
+  struct Reciprocal {
+    float value, error;
+  };
+
+  // The rounding of x - m alone would cost up to 36 ulp; it matters in the sum as in the map: for
+  // 1e6 equal terms at x - m = -13.8 it is a systematic 4 to 8 ulp of the row's sum.
+  JAXSOFTMAX_HD static FloatExp exp_parts(float x, float m) {
+    const Difference<float> d(x, m);
+    return FloatExp(d.value, d.error);
+  }
+  JAXSOFTMAX_HD static float exp_diff(float x, float m) {
+    const FloatExp e = exp_parts(x, m);
+    return e.q * e.scale + e.scale;
+  }
+  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s) {
+    const double r = 1.0 / s.total();
+    const float value = static_cast<float>(r);
+    return {value, static_cast<float>(r - value)};
+  }
+  JAXSOFTMAX_HD static float exp_diff_over(float x, float m, Reciprocal r) {
+    const FloatExp e = exp_parts(x, m);
+    return ((e.q * r.value + r.error) + r.value) * e.scale;
+  }
+  template <int N>
+  JAXSOFTMAX_HD static void add_terms(Sum& s, float (&terms)[N]) {
+    s.add(static_cast<double>(tree_sum(terms)));
+  }
+  template <int N>
+  JAXSOFTMAX_HD static void add_products(Sum& s, const float (&a)[N], const float (&b)[N]) {
+    double terms[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) terms[j] = static_cast<double>(a[j]) * b[j];
+    s.add(tree_sum(terms));
+  }
+};
+
+struct ExactDouble {
+  using Acc = double;
+  using Sum = CompensatedSum<double>;
+  struct Reciprocal {
+    double value, error;  // 1 / s = value * (1 + error)
+  };
+
+  JAXSOFTMAX_HD static Difference<double> difference(double x, double m) {
+    Difference<double> d(x, m);
+    if (d.value < -746.0) d.error = 0;  // e^d is 0, and the error of -inf is NaN
+    return d;
+  }
+  JAXSOFTMAX_HD static double exp_diff(double x, double m) {
+    const Difference<double> d = difference(x, m);
+    const double e = exp(d.value);
+    return e + e * d.error;
+  }
+  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s) {
+    const double value = 1.0 / s.value;
+    return {value, fma(-s.value, value, 1.0) - s.error * value};
+  }
+  JAXSOFTMAX_HD static double exp_diff_over(double x, double m, Reciprocal r) {
+    const Difference<double> d = difference(x, m);
+    const double y = exp(d.value) * r.value;
+    return y + y * (d.error + r.error);
+  }
+  template <int N>
+  JAXSOFTMAX_HD static void add_terms(Sum& s, double (&terms)[N]) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) s.add(terms[j]);
+  }
+  template <int N>
+  JAXSOFTMAX_HD static void add_products(Sum& s, const double (&a)[N], const double (&b)[N]) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const double product = a[j] * b[j];
+      s.add(product);
+      s.error += fma(a[j], b[j], -product);
+    }
+  }
+};
+
+}  // namespace jaxsoftmax

@@ -1,0 +1,119 @@
+// The mathematics: row states and ops, for host and device. No op knows the path that runs it.
+//
+// A state folds chunks of a row and merges with other states of the same row:
+//   kKeyed, key(), align(key)   rescale to a common reference; a state without one has kKeyed false
+//   add(other)                  other has the same key
+// An op (over a Numerics of numerics.h) is:
+//   kInputs, pad(i)             element inputs, and the value of input i that leaves a state as it
+//   is fold(state, values)         values[kInputs][N], N a power of two finish(state) -> Row what
+//   the map needs, once a row map(values, row)            one element of the output from
+//   values[kInputs]
+#pragma once
+
+#include "numerics.h"
+
+namespace jaxsoftmax {
+
+// (m, s) with s = sum of e^(x - m). m is a reference within 1 of the maximum folded so far, not the
+// maximum itself: s is rescaled only when the maximum rises by more than 1, so that on a slowly
+// rising row the rounding of thousands of rescalings cannot pile up. The identity is (-inf, 0).
+template <class N>
+struct MaxSum {
+  using Acc = typename N::Acc;
+  using Sum = typename N::Sum;
+  static constexpr bool kKeyed = true;
+  Acc m = -infinity<Acc>();
+  Sum s;
+
+  JAXSOFTMAX_HD Acc key() const { return m; }
+  // A state that has seen only -inf scales by 0, not by e^(-inf - -inf); a NaN in s stays.
+  JAXSOFTMAX_HD void align(Acc to) {
+    s.scale(m == -infinity<Acc>() ? Acc(0) : N::exp_diff(m, to));
+    m = to;
+  }
+  JAXSOFTMAX_HD void add(const MaxSum& other) { s.add(other.s); }
+};
+
+template <class N>
+struct PlainSum {
+  using Sum = typename N::Sum;
+  static constexpr bool kKeyed = false;
+  Sum s;
+
+  JAXSOFTMAX_HD void add(const PlainSum& other) { s.add(other.s); }
+};
+
+// Merges the states at(0) ... at(count - 1) of one row. Every state is rescaled once, straight to
+// the common key: pairwise merging would round a slowly rising row's sum once a state.
+template <class State, class At>
+JAXSOFTMAX_HD State merge_states(int count, const At& at) {
+  State merged;
+  if constexpr (State::kKeyed) {
+    auto key = merged.key();
+    for (int i = 0; i < count; ++i) key = larger(key, at(i).key());
+    merged.align(key);
+    for (int i = 0; i < count; ++i) {
+      State state = at(i);
+      state.align(key);
+      merged.add(state);
+    }
+  } else {
+    for (int i = 0; i < count; ++i) merged.add(at(i));
+  }
+  return merged;
+}
+
+// x -> e^(x - m) / sum of e^(x - m)
+template <class N>
+struct Softmax {
+  using Acc = typename N::Acc;
+  using State = MaxSum<N>;
+  static constexpr int kInputs = 1;
+  struct Row {
+    Acc m;
+    typename N::Reciprocal r;
+  };
+
+  JAXSOFTMAX_HD static Acc pad(int) { return -infinity<Acc>(); }
+
+  template <int K>
+  JAXSOFTMAX_HD static void fold(State& state, const Acc (&x)[1][K]) {
+    Acc terms[K];
+#pragma unroll
+    for (int j = 0; j < K; ++j) terms[j] = x[0][j];
+    const Acc top = tree(terms, larger<Acc>);
+    if (top > state.m + 1) state.align(top);
+    const Acc from = state.m == -infinity<Acc>() ? Acc(0) : state.m;  // e^(-inf - 0) is 0
+#pragma unroll
+    for (int j = 0; j < K; ++j) terms[j] = N::exp_diff(x[0][j], from);
+    N::add_terms(state.s, terms);
+  }
+  JAXSOFTMAX_HD static Row finish(const State& state) { return {state.m, N::reciprocal(state.s)}; }
+  JAXSOFTMAX_HD static Acc map(const Acc (&x)[1], const Row& row) {
+    return N::exp_diff_over(x[0], row.m, row.r);
+  }
+};
+
+// y, dy -> y * (dy - t), t = sum of y * dy
+template <class N>
+struct SoftmaxBwd {
+  using Acc = typename N::Acc;
+  using State = PlainSum<N>;
+  static constexpr int kInputs = 2;
+  struct Row {
+    Acc t;
+  };
+
+  JAXSOFTMAX_HD static Acc pad(int) { return Acc(0); }
+
+  template <int K>
+  JAXSOFTMAX_HD static void fold(State& state, const Acc (&v)[2][K]) {
+    N::add_products(state.s, v[0], v[1]);
+  }
+  JAXSOFTMAX_HD static Row finish(const State& state) {
+    return {static_cast<Acc>(state.s.total())};
+  }
+  JAXSOFTMAX_HD static Acc map(const Acc (&v)[2], const Row& row) { return v[0] * (v[1] - row.t); }
+};
+
+}  // namespace jaxsoftmax

@@ -1,0 +1,191 @@
+"""Named generators of hard rows, (rng, rows, n, dtype) -> x of shape (rows, n); and batches of them.
+
+Many cases travel as rows of one array, so that one compiled call tries them all: batch() for x, batch_dy() for
+the cotangents that go with it, op_inputs() for the operands of an op by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from oracle import Expected, as_dtype, smallest_normal
+
+Case = Callable[[np.random.Generator, int, int, np.dtype], np.ndarray]
+HUGE = {"float16": 65504.0, "bfloat16": 1e30, "float32": 1e30, "float64": 1e300}
+
+
+def positions(n: int) -> list[int]:
+    """Both ends, and both sides of every power of two from 8 on: where packs, warps, blocks and chunks meet."""
+    steps = [1 << k for k in range(3, 21)]
+    return sorted({0, n - 1, *(p for s in steps for p in (s - 1, s) if p < n)})
+
+
+def normal(rng, rows, n, dtype):
+    return rng.standard_normal((rows, n)) * 3
+
+
+def wide(rng, rows, n, dtype):
+    return rng.uniform(-1e4, 1e4, (rows, n))
+
+
+def used_range(rng, rows, n, dtype):
+    """Differences over the whole range where exp is not 0, on a large offset."""
+    return 1000 + rng.uniform(-60, 30, (rows, n))
+
+
+def ties(rng, rows, n, dtype):
+    return rng.integers(-2, 3, (rows, n)).astype(float)
+
+
+def equal_runs(rng, rows, n, dtype):
+    """Long runs of equal terms: a plain float32 sum drifts here."""
+    return np.repeat(rng.standard_normal((rows, n // 512 + 1)), 512, axis=1)[:, :n]
+
+
+def constant(rng, rows, n, dtype):
+    return np.broadcast_to(rng.standard_normal((rows, 1)) * 10, (rows, n))
+
+
+def one_and_rest(rng, rows, n, dtype):
+    """One 0 and the rest -0.357: many equal terms whose exponential is inexact."""
+    x = np.full((rows, n), -0.357)
+    x[np.arange(rows), rng.integers(0, n, rows)] = 0
+    return x
+
+
+def shifted_rest(rng, rows, n, dtype):
+    """The same with m = 0.1 and the rest m - 5.3: their difference rounds, alike in every term."""
+    x = np.full((rows, n), as_dtype(dtype.name).type(0.1 - 5.3))
+    x[np.arange(rows), rng.integers(0, n, rows)] = 0.1
+    return x
+
+
+def ramp_up(rng, rows, n, dtype):
+    """The maximum rises in every chunk: an online sum rescales each time."""
+    return np.broadcast_to(np.linspace(-20, 0.1, n), (rows, n)) + rng.standard_normal((rows, 1))
+
+
+def ramp_down(rng, rows, n, dtype):
+    return ramp_up(rng, rows, n, dtype)[:, ::-1]
+
+
+def max_first(rng, rows, n, dtype):
+    x = rng.standard_normal((rows, n))
+    x[:, 0] = 9
+    return x
+
+
+def max_last(rng, rows, n, dtype):
+    return max_first(rng, rows, n, dtype)[:, ::-1]
+
+
+def some_neg_inf(rng, rows, n, dtype):
+    x = rng.standard_normal((rows, n))
+    x[rng.random((rows, n)) < 0.5] = -np.inf
+    x[np.arange(rows), rng.integers(0, n, rows)] = 1
+    return x
+
+
+def neg_inf_slices(rng, rows, n, dtype):
+    """Whole slices of -inf, as a causal mask leaves them: only the first or the last quarter is finite."""
+    x = rng.standard_normal((rows, n))
+    quarter = max(1, n // 4)
+    x[0::2, quarter:] = -np.inf
+    x[1::2, :-quarter] = -np.inf
+    return x
+
+
+def one_hot(rng, rows, n, dtype):
+    """All -inf but one finite element, at every position class in turn."""
+    x = np.full((rows, n), -np.inf)
+    spots = positions(n)
+    x[np.arange(rows), [spots[i % len(spots)] for i in range(rows)]] = rng.standard_normal(rows)
+    return x
+
+
+def all_neg_inf(rng, rows, n, dtype):
+    return np.full((rows, n), -np.inf)
+
+
+def planted(*values: float) -> Case:
+    """Normal rows with the values planted at random places."""
+
+    def case(rng, rows, n, dtype):
+        x = rng.standard_normal((rows, n))
+        for value in values:
+            x[np.arange(rows), rng.integers(0, n, rows)] = value
+        return x
+
+    return case
+
+
+def huge(rng, rows, n, dtype):
+    """Equal huge magnitudes: x*log2(e) - m*log2(e) would be wrong or overflow."""
+    return np.full((rows, n), HUGE[dtype.name])
+
+
+def huge_mixed(rng, rows, n, dtype):
+    return rng.choice([-1.0, 0.5, 1.0], (rows, n)) * HUGE[dtype.name]
+
+
+FINITE: dict[str, Case] = {
+    f.__name__: f
+    for f in (normal, wide, used_range, ties, equal_runs, constant, one_and_rest, shifted_rest, ramp_up, ramp_down)
+    + (max_first, max_last, some_neg_inf, neg_inf_slices, huge, huge_mixed)
+}  # fmt: skip
+SPECIAL: dict[str, Case] = {
+    "all_neg_inf": all_neg_inf,
+    "pos_inf": planted(np.inf),
+    "nan": planted(np.nan),
+    "nan_and_infs": planted(np.inf, -np.inf, np.nan),
+    "nan_and_neg_inf": planted(-np.inf, np.nan),
+    "inf_and_neg_inf": planted(-np.inf, np.inf),
+}
+CASES: dict[str, Case] = {**FINITE, "one_hot": one_hot, **SPECIAL}
+HARDEST = ("one_and_rest", "shifted_rest", "equal_runs", "wide", "used_range", "one_hot")
+
+
+def make(name: str, rows: int, n: int, dtype: np.dtype, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng([seed, rows, n, sorted(CASES).index(name)])
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(CASES[name](rng, rows, n, dtype)).astype(dtype)
+
+
+def batch(n: int, dtype: np.dtype, names=tuple(CASES), *, boundaries: bool = True) -> np.ndarray:
+    """A row of each case, and of one_hot a row for each position (a single one without `boundaries`)."""
+    count = {"one_hot": len(positions(n)) if boundaries else 1, "neg_inf_slices": 2}
+    return np.concatenate([make(name, count.get(name, 1), n, dtype) for name in names])
+
+
+def batch_dy(x: np.ndarray) -> np.ndarray:
+    """Cotangents for x: a different kind each row; infinities and NaN only in every eleventh."""
+    rng = np.random.default_rng([7, *x.shape])
+    rows, n = x.shape
+    dy = rng.standard_normal(x.shape)
+    kinds = np.arange(rows)
+    dy[kinds % 7 == 1] *= 1e4
+    dy[kinds % 7 == 2] = 0.7  # sum of y*dy is then dy: everything cancels
+    dy[kinds % 7 == 3] = np.where(np.arange(n) % 2, 1.0, -1.0)
+    dy[kinds % 7 == 4] += 100
+    dy[kinds % 7 == 5, n // 2] = 3e4
+    for row in range(10, rows, 11):
+        dy[row, row * 31 % n] = (np.nan, np.inf, -np.inf)[row // 11 % 3]
+    return dy.astype(x.dtype)
+
+
+def op_inputs(op: str, x: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The operands of an op, made from x: x itself, or the op's residual and a cotangent."""
+    if not op.endswith("_bwd"):
+        return (x,)
+    y = Expected(op.removesuffix("_bwd"), (x,)).rounded()
+    if x.dtype != np.float16:  # what is below the smallest normal may be 0 already
+        y[np.abs(y) < smallest_normal(x.dtype)] = 0
+    return y, batch_dy(x)
+
+
+def expected(op: str, x: np.ndarray) -> tuple[tuple[np.ndarray, ...], Expected]:
+    inputs = op_inputs(op, x)
+    return inputs, Expected(op, inputs)
+
+

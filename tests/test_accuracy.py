@@ -1,0 +1,109 @@
+"""The accuracy contract: every op, dtype and path, on every kind of hard row, at 1 to 1,000,000 columns."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import cases
+import jaxsoftmax
+import numpy as np
+import pytest
+from jaxsoftmax._ops import OPS
+from jaxsoftmax._plan import DTYPES, PATHS, SEED_PLANS
+from oracle import as_dtype
+from plans import HAND_PLANS, NAMES, capacity, hand_plans, run
+
+SHORT = (1, 2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025)
+MIDDLE = (4095, 4096, 4097, 16385, 50257)
+LONG = (114688, 131075, 1_000_000)
+HAND_COLUMNS = (1, 2, 3, 7, 9, 33, 65, 129, 257, 1000, 4097)
+
+
+@functools.lru_cache(maxsize=4)
+def prepared(op: str, dtype: str, n: int):
+    """Inputs and the oracle's result: one for all paths."""
+    if n in LONG:
+        x = cases.batch(n, as_dtype(dtype), cases.HARDEST, boundaries=False)[: 3 if n == max(LONG) else None]
+    else:
+        x = cases.batch(n, as_dtype(dtype), boundaries=n <= 4097)
+    return cases.expected(op, x)
+
+
+def may_refuse(path: str, op: str, dtype: str, n: int) -> bool:
+    """Whether a row of n columns is beyond what the forced path is there for."""
+    if path == "one_pass":
+        return n > 4097
+    seed = SEED_PLANS.get(path)
+    return seed is not None and seed.path == "one_pass" and capacity(seed, op, dtype, n) < n
+
+
+def size(n: int):
+    return pytest.param(n, id=f"n{n}")
+
+
+@pytest.mark.parametrize("path", NAMES, ids=str)
+@pytest.mark.parametrize("n", [size(n) for n in (*SHORT, *MIDDLE, *LONG)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_contract(platform, op, dtype, n, path):
+    inputs, expected = prepared(op, dtype, n)
+    try:
+        plan = jaxsoftmax.plan(op, dtype, inputs[0].shape[0], n, path=path)
+    except ValueError as refusal:
+        assert may_refuse(path, op, dtype, n), refusal
+        assert f"of {dtype} {op}, got {n}" in str(refusal)
+        with pytest.raises(ValueError, match=f"got {n}"):
+            run(op, *inputs, path=path)
+        return
+    assert path not in PATHS or plan.path == path
+    expected.check(run(op, *inputs, path=path))
+
+
+@pytest.mark.parametrize("name", HAND_PLANS)
+@pytest.mark.parametrize("n", [size(n) for n in HAND_COLUMNS])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_contract_of_unusual_plans(platform, op, dtype, n, name):
+    inputs, expected = prepared(op, dtype, n)
+    plan = hand_plans(op, dtype, n).get(name)
+    if plan is None:
+        with pytest.raises(ValueError, match=f"of {dtype} {op}, got {n}"):
+            run(op, *inputs, path=HAND_PLANS[name](OPS[op].inputs))
+        return
+    expected.check(run(op, *inputs, path=plan))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_full_used_range(platform, op, dtype, path):
+    """Rows of a maximum and one other, at every depth down to where exp is 0: the map's own error."""
+    lowest = {"float64": 746.0, "float16": 18.0}.get(dtype, 105.0)
+    depth = np.linspace(0, lowest, 3001)
+    x = np.full((3 * depth.size, 5), -np.inf)
+    x[:, 2] = np.repeat([0, 0.3, 1000], depth.size)
+    x[:, 4] = x[:, 2] - np.tile(depth, 3)
+    inputs, expected = cases.expected(op, x.astype(as_dtype(dtype)))
+    expected.check(run(op, *inputs, path=path))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_random_rows(platform, op, dtype, path):
+    """Many rows of random length-333 data: odd alignments, and values no generator chose."""
+    rng = np.random.default_rng(11)
+    scale = np.exp2(rng.uniform(-10, 8, (300, 1)))
+    x = (rng.standard_normal((300, 333)) * scale + rng.standard_normal((300, 1))).astype(as_dtype(dtype))
+    inputs, expected = cases.expected(op, x)
+    expected.check(run(op, *inputs, path=path))
+
+
+def test_the_grid_covers_the_contract():
+    """No dtype or path of the tables is left out, and the columns span 1 to 1,000,000."""
+    assert {*PATHS, *SEED_PLANS} <= {*NAMES}
+    assert min(SHORT) == 1 and max(LONG) == 1_000_000
+    every = itertools.product(OPS, DTYPES, HAND_COLUMNS)
+    seen = {name for op, dtype, n in every for name in hand_plans(op, dtype, n)}
+    assert seen == {*HAND_PLANS}

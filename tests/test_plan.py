@@ -1,0 +1,221 @@
+"""The planner: its plans are legal and right for any rows; C++ agrees with Python; each path reads as it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import cases
+import jax
+import jaxsoftmax
+import numpy as np
+import pytest
+from jax import export
+from jaxsoftmax import Plan, _native
+from jaxsoftmax._ops import OPS
+from jaxsoftmax._plan import DTYPES, LIMITS, PATHS, check
+from oracle import as_dtype
+from plans import ILLEGAL, NAMES, capacity, hand_plans, run, run_native
+
+COLUMNS = (0, 1, 2, 3, 7, 8, 31, 33, 100, 1000, 1024, 1025, 4096, 16385, 50257, 131072, 1_000_003, 2**31 + 5)
+ROWS = (None, 0, 1, 3, 100, 70000, 2**33)
+READS = {"one_pass": 1, "two_pass": 2, "split_k": 2}
+
+
+@pytest.mark.parametrize("preset", LIMITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_every_plan_is_legal(op, dtype, preset):
+    """Whatever the shape, the planner's own choice passes check, within the device's limits."""
+    limits = LIMITS[preset]
+    for rows, n, inner in itertools.product(ROWS, COLUMNS, (1, 5)):
+        plan = jaxsoftmax.plan(op, dtype, rows, n, inner, limits=preset)
+        check(plan, op, dtype, n, limits)
+        assert plan == jaxsoftmax.plan(op, dtype, rows, n, inner, limits=limits)
+        assert plan.why
+        if plan.path == "one_pass":
+            assert capacity(plan, op, dtype, n) >= n
+            assert plan.threads * plan.smem_packs * 16 + 2048 <= limits.smem_per_block
+
+
+@pytest.mark.parametrize("preset", LIMITS)
+@pytest.mark.parametrize("path", NAMES[1:])
+@pytest.mark.parametrize("op", OPS)
+def test_forced_plans_are_legal_or_refused(op, path, preset):
+    for dtype, rows, n in itertools.product(DTYPES, ROWS, COLUMNS):
+        try:
+            plan = jaxsoftmax.plan(op, dtype, rows, n, limits=preset, path=path)
+        except ValueError as refusal:
+            assert "holds" in str(refusal) or "shared memory" in str(refusal), refusal
+            assert path not in ("two_pass", "split_k", "arbitrary", "splitk")
+            continue
+        check(plan, op, dtype, n, LIMITS[preset])
+        assert path not in PATHS or plan.path == path
+
+
+def test_printing():
+    plan = jaxsoftmax.plan("softmax", "float32", 4, 1000, limits="h200")
+    text = str(plan)
+    assert plan.path in text and plan.why in text and str(plan.threads) in text
+    assert hash(plan) == hash(dataclasses.replace(plan, why="another")) and plan != Plan("two_pass", 32)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.threads = 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float32"), "float32", jax.numpy.float32], ids=repr)
+def test_dtype_spellings(dtype):
+    assert jaxsoftmax.plan("softmax", dtype, 4, 100) == jaxsoftmax.plan("softmax", "float32", 4, 100)
+
+
+@pytest.mark.parametrize(
+    "arguments, valid",
+    [
+        (dict(op="gelu"), OPS),
+        (dict(dtype="int32"), DTYPES),
+        (dict(limits="b9000"), LIMITS),
+        (dict(path="three_pass"), PATHS),
+    ],
+    ids=lambda a: next(iter(a)),
+)
+def test_bad_arguments_name_what_is_valid(arguments, valid):
+    call = {"op": "softmax", "dtype": "float32", "outer": 4, "n": 100, **arguments}
+    with pytest.raises(ValueError, match=repr(next(iter(arguments.values())))) as refusal:
+        jaxsoftmax.plan(**call)
+    assert all(name in str(refusal.value) for name in valid)
+
+
+def thresholds(op: str, dtype: str, rows: int) -> list[int]:
+    """Columns (whole packs) from which on the planner answers differently, found by bisection."""
+    lane = 16 // DTYPES[dtype]
+
+    def kind(size):
+        plan = jaxsoftmax.plan(op, dtype, rows, size * lane)
+        return plan.path, plan.threads, plan.rows_per_block, plan.reg_packs, min(plan.splits, 2)
+
+    found, grid = [], [1 << k for k in range(18)]
+    for low, high in itertools.pairwise(grid):
+        while kind(low) != kind(high):
+            left, right = low, high
+            while right - left > 1:
+                middle = (left + right) // 2
+                left, right = (middle, right) if kind(middle) == kind(low) else (left, middle)
+            found.append(left * lane)
+            low = right
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_either_side_of_every_threshold(platform, op, dtype, rows):
+    """The last columns of one choice, one fewer and one more (which starts unaligned)."""
+    for n in thresholds(op, dtype, rows):
+        for columns in (n - 1, n, n + 1):
+            x = cases.make("shifted_rest", 2 if rows > 1 else 1, columns, as_dtype(dtype))
+            inputs, expected = cases.expected(op, x)
+            plan = jaxsoftmax.plan(op, dtype, rows, columns)
+            expected.check(run(op, *inputs, path=plan))
+
+
+@pytest.mark.parametrize("name", NAMES, ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_rows_unknown(platform, op, name):
+    """The plan made without knowing the rows runs right on any number of them."""
+    x = cases.make("used_range", 19, 777, as_dtype("float32"))
+    plan = jaxsoftmax.plan(op, "float32", None, 777, path=name)
+    for rows in (1, 19):
+        inputs, expected = cases.expected(op, x[:rows])
+        expected.check(run(op, *inputs, path=plan))
+
+
+def test_symbolic_sizes():
+    """Symbolic rows count as unknown; symbolic columns take two_pass, which holds any."""
+    b, n = export.symbolic_shape("b, n")
+    for op, dtype in itertools.product(OPS, DTYPES):
+        assert jaxsoftmax.plan(op, dtype, b, 1000) == jaxsoftmax.plan(op, dtype, None, 1000)
+        assert jaxsoftmax.plan(op, dtype, 4, n).path == "two_pass"
+        with pytest.raises(ValueError, match="symbolic"):
+            jaxsoftmax.plan(op, dtype, 4, n, path="one_pass")
+
+
+def test_cpp_fields_are_the_python_ones():
+    names = tuple(f.name for f in dataclasses.fields(Plan) if f.name != "why")
+    assert tuple(_native.plan_fields()) == names
+    assert tuple(_native.paths()) == PATHS
+    assert tuple(Plan("two_pass", 32).attributes()) == names
+
+
+@pytest.mark.parametrize("rule", ILLEGAL)
+def test_python_and_cpp_refuse_the_same(platform, rule):
+    """Past Python, the handler refuses by itself and the process stays usable."""
+    numbers, says = ILLEGAL[rule]
+    plan, x = Plan(**numbers), np.zeros((2, 256), np.float32)
+    with pytest.raises(ValueError, match=says):
+        check(plan, "softmax", "float32", 256)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=says):
+        run_native("softmax", x, **plan.attributes())
+    np.testing.assert_allclose(run("softmax", x), 1 / 256)
+
+
+@pytest.mark.parametrize("path", [-1, 3])
+def test_cpp_refuses_an_unknown_path(platform, path):
+    plan = Plan("two_pass", 32).attributes() | {"path": path}
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"path.*{path}"):
+        run_native("softmax", np.zeros((2, 4), np.float32), **plan)
+
+
+def test_cpp_refuses_other_faults(platform):
+    """Wrong operands, dtypes, row dimensions and a short workspace: errors, not memory faults."""
+    x, plan = np.zeros((2, 256), np.float32), Plan("two_pass", 32).attributes()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="operands"):
+        run_native("softmax", x, x, **plan)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="operands"):
+        run_native("softmax_bwd", x, **plan)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="dtype"):
+        run_native("softmax_bwd", x, x.astype(np.float16), **plan)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="shape"):
+        run_native("softmax_bwd", x, x[:, 1:], **plan)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="dtype"):
+        run_native("softmax", x.astype(np.int32), **plan)
+    for reduced in (-1, 3):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"reduced.*{reduced}"):
+            run_native("softmax", x, reduced=reduced, **plan)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="workspace"):
+        run_native("softmax", x, workspace=63, **Plan("split_k", 32, splits=4).attributes())
+
+
+@pytest.mark.parametrize("plan", hand_plans("softmax", "float32", 100).values(), ids=str)
+def test_the_handler_runs_what_it_is_told(platform, plan):
+    """The target called directly; the leading dimensions are rows, any number of trailing ones a row."""
+    x = cases.make("normal", 6, 100, as_dtype("float32"))
+    inputs, expected = cases.expected("softmax", x)
+    expected.check(run_native("softmax", x.reshape(2, 3, 100), **plan.attributes()).reshape(6, 100))
+    folded = run_native("softmax", x.reshape(6, 10, 10), reduced=2, **plan.attributes())
+    expected.check(folded.reshape(6, 100))
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 31, 32, 33, 100, 257, 1000, 4096, 5001])
+@pytest.mark.parametrize("op", OPS)
+def test_each_path_reads_as_often_as_it_says(op, n):
+    """one_pass reads every element of every input once; two_pass and split_k twice."""
+    plans = [jaxsoftmax.plan(op, "float32", 3, n, limits="cpu", path=path) for path in PATHS]
+    plans += hand_plans(op, "float32", n).values()
+    assert {plan.path for plan in plans} == {*READS} == {*PATHS}
+    for plan in plans:
+        counts = _native.count_reads(op, 3, n, plan.attributes())
+        assert len(counts) == OPS[op].inputs
+        for count in counts:
+            assert count == [READS[plan.path]] * (3 * n), plan
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_same_plan_same_bits(platform, op, dtype):
+    """Twice the same bits, alone or among other rows."""
+    inputs, _ = cases.expected(op, cases.make("used_range", 17, 1001, as_dtype(dtype)))
+    for name in (*PATHS, "medium"):
+        plan = jaxsoftmax.plan(op, dtype, 17, 1001, path=name)
+        whole = run(op, *inputs, path=plan)
+        for rows in (17, 3, 1):
+            part = run(op, *(a[-rows:] for a in inputs), path=plan)
+            assert part.tobytes() == whole[-rows:].tobytes(), (name, rows)
