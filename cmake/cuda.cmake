@@ -13,6 +13,8 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
+# _native was made before CUDA was enabled, so it has not taken the architectures up.
+set_property(TARGET _native PROPERTY CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES})
 file(GLOB kernels CONFIGURE_DEPENDS cpp/cuda/*.cu)
 target_sources(_native PRIVATE cpp/cuda/handlers.cc ${kernels})
 set_source_files_properties(

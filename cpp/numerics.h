@@ -37,19 +37,22 @@ JAXSOFTMAX_HD Acc larger(Acc a, Acc b) {
 #endif
 }
 
-// Folds `values` pairwise into values[0]. N is a power of two. Equal terms add up exactly.
+// Combines N values (a power of two) pairwise. Equal terms add up exactly.
 template <class Acc, int N, class Combine>
-JAXSOFTMAX_HD Acc tree(Acc (&values)[N], Combine combine) {
+JAXSOFTMAX_HD Acc tree(const Acc (&values)[N], Combine combine) {
+  Acc work[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) work[j] = values[j];
 #pragma unroll
   for (int half = N / 2; half > 0; half /= 2) {
 #pragma unroll
-    for (int j = 0; j < half; ++j) values[j] = combine(values[j], values[j + half]);
+    for (int j = 0; j < half; ++j) work[j] = combine(work[j], work[j + half]);
   }
-  return values[0];
+  return work[0];
 }
 
 template <class Acc, int N>
-JAXSOFTMAX_HD Acc tree_sum(Acc (&values)[N]) {
+JAXSOFTMAX_HD Acc tree_sum(const Acc (&values)[N]) {
   return tree(values, [](Acc a, Acc b) { return a + b; });
 }
 
@@ -119,6 +122,8 @@ struct FloatExp {
     bits = (bits << 23) + 0x3f800000u;
     memcpy(&scale, &bits, sizeof bits);
   }
+  // Not q * scale + scale: q * scale may be subnormal, and the caller's thread may flush it.
+  JAXSOFTMAX_HD float value() const { return (1.0f + q) * scale; }
 };
 
 struct FastFloat {
@@ -133,8 +138,7 @@ struct FastFloat {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(d * 1.44269504f));
     return e;
 #else
-    const FloatExp e(d, 0.0f);
-    return e.q * e.scale + e.scale;
+    return FloatExp(d, 0.0f).value();
 #endif
   }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s) {
@@ -151,7 +155,7 @@ struct FastFloat {
     return exp_diff(x, m) * r;
   }
   template <int N>
-  JAXSOFTMAX_HD static void add_terms(Sum& s, float (&terms)[N]) {
+  JAXSOFTMAX_HD static void add_terms(Sum& s, const float (&terms)[N]) {
     s.add(tree_sum(terms));
   }
   // The products of two 16-bit numbers are exact in float.
@@ -178,10 +182,7 @@ struct ExactFloat {
     const Difference<float> d(x, m);
     return FloatExp(d.value, d.error);
   }
-  JAXSOFTMAX_HD static float exp_diff(float x, float m) {
-    const FloatExp e = exp_parts(x, m);
-    return e.q * e.scale + e.scale;
-  }
+  JAXSOFTMAX_HD static float exp_diff(float x, float m) { return exp_parts(x, m).value(); }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s) {
     const double r = 1.0 / s.total();
     const float value = static_cast<float>(r);
@@ -192,7 +193,7 @@ struct ExactFloat {
     return ((e.q * r.value + r.error) + r.value) * e.scale;
   }
   template <int N>
-  JAXSOFTMAX_HD static void add_terms(Sum& s, float (&terms)[N]) {
+  JAXSOFTMAX_HD static void add_terms(Sum& s, const float (&terms)[N]) {
     s.add(static_cast<double>(tree_sum(terms)));
   }
   template <int N>
@@ -227,11 +228,12 @@ struct ExactDouble {
   }
   JAXSOFTMAX_HD static double exp_diff_over(double x, double m, Reciprocal r) {
     const Difference<double> d = difference(x, m);
-    const double y = exp(d.value) * r.value;
-    return y + y * (d.error + r.error);
+    // 2^200 keeps the correction of the smallest results from being flushed as subnormal.
+    const double y = exp(d.value) * 0x1p200 * r.value;
+    return (y + y * (d.error + r.error)) * 0x1p-200;
   }
   template <int N>
-  JAXSOFTMAX_HD static void add_terms(Sum& s, double (&terms)[N]) {
+  JAXSOFTMAX_HD static void add_terms(Sum& s, const double (&terms)[N]) {
 #pragma unroll
     for (int j = 0; j < N; ++j) s.add(terms[j]);
   }

@@ -1,13 +1,19 @@
 // The mathematics: row states and ops, for host and device. No op knows the path that runs it.
 //
-// A state folds chunks of a row and merges with other states of the same row:
-//   kKeyed, key(), align(key)   rescale to a common reference; a state without one has kKeyed false
-//   add(other)                  other has the same key
-// An op (over a Numerics of numerics.h) is:
-//   kInputs, pad(i)             element inputs, and the value of input i that leaves a state as it
-//   is fold(state, values)         values[kInputs][N], N a power of two finish(state) -> Row what
-//   the map needs, once a row map(values, row)            one element of the output from
-//   values[kInputs]
+// A state sums over a row's elements and merges with other states of the row. A keyed state sums
+// relative to a reference, its key:
+//   kKeyed, key()      the reference
+//   expect(key)        raise it before anything is summed
+//   raise(key)         raise it, online, if the sum would overflow without (rescales the sum)
+//   align(key)         rescale to exactly this reference
+//   add(other)         other has the same key
+// An op (over a Numerics of numerics.h) is, with values[kInputs][K], K a power of two:
+//   kInputs, pad(i)    element inputs, and the value of input i that leaves a state as it is
+//   key(values)        of a keyed state: the reference that these values ask for
+//   fold(state, values)            adds values; a kKeeps op leaves in values[0] what map_kept takes
+//   finish(state) -> Row           what the map needs, once a row
+//   map(values, row)               one element of the output from values[kInputs]
+//   kept_factor(state, row), map_kept(kept, factor)   the same from what a lane's fold left
 #pragma once
 
 #include "numerics.h"
@@ -26,6 +32,10 @@ struct MaxSum {
   Sum s;
 
   JAXSOFTMAX_HD Acc key() const { return m; }
+  JAXSOFTMAX_HD void expect(Acc key) { m = larger(m, key); }
+  JAXSOFTMAX_HD void raise(Acc key) {
+    if (key > m + 1) align(key);
+  }
   // A state that has seen only -inf scales by 0, not by e^(-inf - -inf); a NaN in s stays.
   JAXSOFTMAX_HD void align(Acc to) {
     s.scale(m == -infinity<Acc>() ? Acc(0) : N::exp_diff(m, to));
@@ -63,12 +73,20 @@ JAXSOFTMAX_HD State merge_states(int count, const At& at) {
   return merged;
 }
 
+// Folds values into a state whose reference they may raise.
+template <class Op, class State, class Values>
+JAXSOFTMAX_HD void fold_online(State& state, Values& values) {
+  if constexpr (State::kKeyed) state.raise(Op::key(values));
+  Op::fold(state, values);
+}
+
 // x -> e^(x - m) / sum of e^(x - m)
 template <class N>
 struct Softmax {
   using Acc = typename N::Acc;
   using State = MaxSum<N>;
   static constexpr int kInputs = 1;
+  static constexpr bool kKeeps = true;
   struct Row {
     Acc m;
     typename N::Reciprocal r;
@@ -77,21 +95,24 @@ struct Softmax {
   JAXSOFTMAX_HD static Acc pad(int) { return -infinity<Acc>(); }
 
   template <int K>
-  JAXSOFTMAX_HD static void fold(State& state, const Acc (&x)[1][K]) {
-    Acc terms[K];
-#pragma unroll
-    for (int j = 0; j < K; ++j) terms[j] = x[0][j];
-    const Acc top = tree(terms, larger<Acc>);
-    if (top > state.m + 1) state.align(top);
+  JAXSOFTMAX_HD static Acc key(const Acc (&x)[1][K]) {
+    return tree(x[0], larger<Acc>);
+  }
+  template <int K>
+  JAXSOFTMAX_HD static void fold(State& state, Acc (&x)[1][K]) {
     const Acc from = state.m == -infinity<Acc>() ? Acc(0) : state.m;  // e^(-inf - 0) is 0
 #pragma unroll
-    for (int j = 0; j < K; ++j) terms[j] = N::exp_diff(x[0][j], from);
-    N::add_terms(state.s, terms);
+    for (int j = 0; j < K; ++j) x[0][j] = N::exp_diff(x[0][j], from);
+    N::add_terms(state.s, x[0]);
   }
   JAXSOFTMAX_HD static Row finish(const State& state) { return {state.m, N::reciprocal(state.s)}; }
   JAXSOFTMAX_HD static Acc map(const Acc (&x)[1], const Row& row) {
     return N::exp_diff_over(x[0], row.m, row.r);
   }
+  JAXSOFTMAX_HD static Acc kept_factor(const State& state, const Row& row) {
+    return N::exp_diff_over(state.m, row.m, row.r);
+  }
+  JAXSOFTMAX_HD static Acc map_kept(Acc kept, Acc factor) { return kept * factor; }
 };
 
 // y, dy -> y * (dy - t), t = sum of y * dy
@@ -100,6 +121,7 @@ struct SoftmaxBwd {
   using Acc = typename N::Acc;
   using State = PlainSum<N>;
   static constexpr int kInputs = 2;
+  static constexpr bool kKeeps = false;
   struct Row {
     Acc t;
   };

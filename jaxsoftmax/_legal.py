@@ -14,7 +14,8 @@ PATHS = ("one_pass", "two_pass", "split_k")  # the order is the C++ enum's
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 PACK = 16  # bytes of one vector load
-STATIC_SMEM = KIB  # shared memory every kernel may need beside its packs
+STATIC_SMEM = 2 * KIB  # shared memory every kernel may need beside its packs
+MAX_THREADS = 512
 REGISTERS = (1, 2, 4, 8, 16, 32)  # packs of each input a lane can keep in registers
 MAX_SPLITS = 65535
 
@@ -90,8 +91,11 @@ def check(plan: Plan, op: str, dtype: Any, n: Any, limits: str | Limits | None =
     for field, value in plan.attributes().items():
         need(isinstance(value, int) and value >= 0, f"{field} must be an int >= 0, got {value!r}")
     threads, rows = plan.threads, plan.rows_per_block
-    legal = _is_power_of_2(threads) if threads < 32 else threads % 32 == 0 and threads <= 1024
-    need(legal, f"threads must be a power of two or a multiple of 32 up to 1024, got {threads}")
+    legal = (
+        _is_power_of_2(threads) if threads < 32 else threads % 32 == 0 and threads <= MAX_THREADS
+    )
+    what = f"a power of two below 32 or a multiple of 32 up to {MAX_THREADS}"
+    need(legal, f"threads must be {what}, got {threads}")
     need(rows >= 1 and threads % rows == 0, f"rows_per_block must divide threads, got {rows}")
     narrow = _is_power_of_2(plan.width) and plan.width <= 32
     need(rows == 1 or narrow, f"rows that share a block take 1 to 32 lanes each, not {plan.width}")
@@ -107,7 +111,7 @@ def check(plan: Plan, op: str, dtype: Any, n: Any, limits: str | Limits | None =
     need(legal, f"reg_packs must be one of {kept}, got {plan.reg_packs}")
     need(plan.smem_packs % k == 0, f"smem_packs must be a multiple of {k}, got {plan.smem_packs}")
     need(rows == 1 or plan.smem_packs == 0, "rows that share a block have no shared memory")
-    most = 1024 if plan.reg_packs <= 4 else 512 if plan.reg_packs == 8 else 256
+    most = MAX_THREADS if plan.reg_packs <= 8 else MAX_THREADS // 2
     need(threads <= most, f"{plan.reg_packs} packs in registers allow {most} threads")
     if not known(n):
         raise ValueError("plan one_pass needs a known number of columns, got a symbolic one")

@@ -215,7 +215,9 @@ def _build(op: Op) -> Primitive:
                 want, got = x.str_short(), other.str_short()
                 raise TypeError(f"{op.name} takes arrays of one shape and dtype: {want}, {got}")
         # update() keeps the mesh axes x varies over and its sharding; a new aval would lose them.
-        return x.update(weak_type=False)
+        # On explicit meshes, an operand that vmap had to broadcast is sharded the least.
+        like = max((x, *others), key=lambda aval: sum(s is not None for s in aval.sharding.spec))
+        return like.update(weak_type=False)
 
     def batch(args: Any, dims: Any, *, axes: tuple[int, ...], path: _plan.PathLike) -> Any:
         size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
@@ -250,7 +252,8 @@ def _build(op: Op) -> Primitive:
     mlir.register_lowering(primitive, _lowering(op, None))
     for platform in sorted(_ffi.PLATFORMS):
         mlir.register_lowering(primitive, _lowering(op, platform), platform=platform)
-    _ffi.require_devices(primitive)
+    if _ffi.PLATFORMS:
+        _ffi.require_devices(primitive)
     return primitive
 
 

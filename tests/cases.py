@@ -1,7 +1,7 @@
-"""Named generators of hard rows, (rng, rows, n, dtype) -> x of shape (rows, n); and batches of them.
+"""Named generators of hard rows, (rng, rows, n, dtype) -> x of shape (rows, n); batches of them.
 
-Many cases travel as rows of one array, so that one compiled call tries them all: batch() for x, batch_dy() for
-the cotangents that go with it, op_inputs() for the operands of an op by name.
+Many cases travel as rows of one array, so that one compiled call tries them all: batch() for x,
+batch_dy() for the cotangents that go with it, op_inputs() for the operands of an op by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HUGE = {"float16": 65504.0, "bfloat16": 1e30, "float32": 1e30, "float64": 1e300}
 
 
 def positions(n: int) -> list[int]:
-    """Both ends, and both sides of every power of two from 8 on: where packs, warps, blocks and chunks meet."""
+    """Both ends and both sides of powers of two from 8 on: where packs, warps and chunks meet."""
     steps = [1 << k for k in range(3, 21)]
     return sorted({0, n - 1, *(p for s in steps for p in (s - 1, s) if p < n)})
 
@@ -88,7 +88,7 @@ def some_neg_inf(rng, rows, n, dtype):
 
 
 def neg_inf_slices(rng, rows, n, dtype):
-    """Whole slices of -inf, as a causal mask leaves them: only the first or the last quarter is finite."""
+    """Whole slices of -inf, as a mask leaves them: only the first or last quarter is finite."""
     x = rng.standard_normal((rows, n))
     quarter = max(1, n // 4)
     x[0::2, quarter:] = -np.inf
@@ -130,10 +130,12 @@ def huge_mixed(rng, rows, n, dtype):
 
 
 FINITE: dict[str, Case] = {
-    f.__name__: f
-    for f in (normal, wide, used_range, ties, equal_runs, constant, one_and_rest, shifted_rest, ramp_up, ramp_down)
-    + (max_first, max_last, some_neg_inf, neg_inf_slices, huge, huge_mixed)
-}  # fmt: skip
+    case.__name__: case
+    for case in (
+        *(normal, wide, used_range, ties, equal_runs, constant, one_and_rest, shifted_rest),
+        *(ramp_up, ramp_down, max_first, max_last, some_neg_inf, neg_inf_slices, huge, huge_mixed),
+    )
+}
 SPECIAL: dict[str, Case] = {
     "all_neg_inf": all_neg_inf,
     "pos_inf": planted(np.inf),
@@ -153,7 +155,7 @@ def make(name: str, rows: int, n: int, dtype: np.dtype, seed: int = 0) -> np.nda
 
 
 def batch(n: int, dtype: np.dtype, names=tuple(CASES), *, boundaries: bool = True) -> np.ndarray:
-    """A row of each case, and of one_hot a row for each position (a single one without `boundaries`)."""
+    """A row of each case, and of one_hot a row for each position (one without `boundaries`)."""
     count = {"one_hot": len(positions(n)) if boundaries else 1, "neg_inf_slices": 2}
     return np.concatenate([make(name, count.get(name, 1), n, dtype) for name in names])
 
@@ -187,5 +189,3 @@ def op_inputs(op: str, x: np.ndarray) -> tuple[np.ndarray, ...]:
 def expected(op: str, x: np.ndarray) -> tuple[tuple[np.ndarray, ...], Expected]:
     inputs = op_inputs(op, x)
     return inputs, Expected(op, inputs)
-
-

@@ -1,4 +1,4 @@
-"""Set-up of the whole suite: 8 virtual CPU devices, the installed package before the source tree, fixtures."""
+"""Set-up of the suite: 8 virtual CPU devices, the installed package before the tree, fixtures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def devices_of(platform: str) -> list[jax.Device]:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def platform(request):
-    """Runs the test once a platform, on its first device; the GPU's turn is skipped where there is none."""
+    """Runs the test once a platform, on its first device; skips the GPU where there is none."""
     devices = devices_of(request.param)
     if not devices:
         pytest.skip(f"no {request.param} device")

@@ -1,9 +1,10 @@
-"""Oracles of every op in a wider float, errors in ulps of the output dtype, and the accuracy contract.
+"""Oracles of every op in a wider float, errors in ulps of the output dtype, the accuracy contract.
 
-    Expected(op, inputs)        the oracle's result on the given (already rounded) inputs, with its bounds
-    Expected.check(actual)      raises AssertionError unless `actual` keeps the contract; returns the worst ulps
+    Expected(op, inputs)    the oracle's result on these (already rounded) inputs, and its bounds
+    .check(actual)          AssertionError unless `actual` keeps the contract; the worst ulps
     assert_close(op, actual, inputs)    the two in one
-A row is the last axis. The wider float is float64, and long double for float64. A new op is one entry in CONTRACTS.
+A row is the last axis. The wider float is float64, and long double for float64. A new op is one
+entry in CONTRACTS.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def compute_epsilon(dtype: np.dtype) -> float:
 
 
 def spacing(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Distance of neighbouring numbers of `dtype` at `value`; never less than at the smallest normal."""
+    """Distance of neighbouring numbers of `dtype` at `value`; at least the smallest normal's."""
     info = ml_dtypes.finfo(dtype)
     magnitude = np.abs(value)
     exponent = np.where(magnitude > 0, np.frexp(magnitude)[1] - 1, info.minexp)
@@ -66,8 +67,9 @@ def softmax_bounds(dtype: np.dtype, x: np.ndarray) -> Bounds:
     terms = exp_difference(x, x.max(axis=-1, keepdims=True))
     want = terms / terms.sum(axis=-1, keepdims=True)
     ulp = spacing(want, dtype)
-    # Rounding moves a row's sum by half a spacing an element (float16: 2^-25 where it underflows); the rest is
-    # the rounding of the sum, of its reciprocal and of the map. Other dtypes may flush what underflows.
+    # Rounding moves a row's sum by half a spacing an element (float16: 2^-25 where it underflows);
+    # the rest is the rounding of the sum, its reciprocal and the map. Other dtypes than float16
+    # may flush what underflows.
     slack = 2 * compute_epsilon(dtype)
     if dtype != np.float16:
         slack += x.shape[-1] * smallest_normal(dtype)
@@ -83,7 +85,8 @@ def softmax_bwd_bounds(dtype: np.dtype, y: np.ndarray, dy: np.ndarray) -> Bounds
     t = (y * dy).sum(axis=-1, keepdims=True)
     terms = np.abs(y) * (np.abs(dy) + np.abs(t))
     bound = BACKWARD_ULPS * spacing(terms.max(axis=-1, keepdims=True), dtype)
-    # The bound lets t be wrong by bound / max|y|, which the sum sees times sum|y|; and each element rounds.
+    # The bound lets t be wrong by bound / max|y|, which the sum sees times sum|y|; and each
+    # element rounds.
     largest = np.maximum(np.abs(y).max(axis=-1), smallest_normal(dtype))
     reach = np.abs(y).sum(axis=-1) / largest
     return Bounds(
@@ -140,7 +143,9 @@ class Expected:
         wrong = self.finite & (error > self.bound) & ~flushed
         if wrong.any():
             ratio = np.where(wrong, error / self.bound, 0)
-            self._fail(f"{wrong.sum()} elements off, worst {ratio.max():.3g} x the bound", ratio, got)
+            self._fail(
+                f"{wrong.sum()} elements off, worst {ratio.max():.3g} x the bound", ratio, got
+            )
         with np.errstate(invalid="ignore"):
             off = np.where(self.rows, np.abs(got.sum(axis=-1) - self.total) / self.total_bound, 0)
         row = np.unravel_index(np.argmax(off), off.shape)
@@ -154,7 +159,9 @@ class Expected:
 
     def _equal(self, what: str, got: np.ndarray, want: np.ndarray, values: np.ndarray) -> None:
         if (got != want).any():
-            self._fail(f"{what} in {got.sum()} elements, expected in {want.sum()}", got != want, values)
+            self._fail(
+                f"{what} in {got.sum()} elements, expected in {want.sum()}", got != want, values
+            )
 
     def _fail(self, problem: str, badness: np.ndarray, got: np.ndarray) -> None:
         at = tuple(int(i) for i in np.unravel_index(np.argmax(badness), badness.shape))

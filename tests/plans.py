@@ -1,14 +1,15 @@
-"""The plans that tests force, the illegal ones, and ways to run an op: through the primitive, and past Python."""
+"""The plans that tests force, the illegal ones, and how to run an op: with Python or past it."""
 
 from __future__ import annotations
 
 import jax
 import numpy as np
+
 from jaxsoftmax import Plan
 from jaxsoftmax._ops import OPS, bind
 from jaxsoftmax._plan import DTYPES, PATHS, SEED_PLANS
 
-# Legal corners the planner may never visit. {k} is the op's number of inputs: reg and smem count all of them.
+# Legal corners the planner may never visit. k is the op's number of inputs: packs count them all.
 HAND_PLANS = {
     "lane_a_row": lambda k: Plan("one_pass", threads=32, rows_per_block=32, reg_packs=k),
     "quarter_warp": lambda k: Plan("one_pass", threads=64, rows_per_block=8, reg_packs=4 * k),
@@ -25,7 +26,7 @@ HAND_PLANS = {
 SEEDS = tuple(dict.fromkeys((*SEED_PLANS, "splitk")))
 NAMES = (None, *PATHS, *SEEDS)  # what a user may force by name; None is the planner's choice
 
-# What breaks each rule of a legal plan (256 float32 columns forward), and the word its refusal must contain.
+# What breaks each rule (256 float32 columns forward), and what its refusal must say.
 ILLEGAL = {
     "no threads": (dict(path="two_pass", threads=0), "threads"),
     "too many threads": (dict(path="two_pass", threads=544), "threads"),
@@ -33,22 +34,34 @@ ILLEGAL = {
     "not a power of two": (dict(path="two_pass", threads=12), "threads"),
     "no rows": (dict(path="two_pass", threads=64, rows_per_block=0), "rows_per_block"),
     "rows do not divide": (dict(path="two_pass", threads=64, rows_per_block=3), "rows_per_block"),
-    "more than a warp a row": (dict(path="two_pass", threads=256, rows_per_block=2), "rows.* block"),
+    "more than a warp a row": (
+        dict(path="two_pass", threads=256, rows_per_block=2),
+        "rows.* block",
+    ),
     "no registers": (dict(path="one_pass", threads=256, reg_packs=0), "reg_packs"),
     "odd registers": (dict(path="one_pass", threads=256, reg_packs=3), "reg_packs"),
     "too many registers": (dict(path="one_pass", threads=256, reg_packs=64), "reg_packs"),
-    "negative shared": (dict(path="one_pass", threads=256, reg_packs=8, smem_packs=-1), "smem_packs"),
+    "negative shared": (
+        dict(path="one_pass", threads=256, reg_packs=8, smem_packs=-1),
+        "smem_packs",
+    ),
     "shared rows": (
         dict(path="one_pass", threads=64, rows_per_block=2, reg_packs=8, smem_packs=8),
         "smem_packs",
     ),
     "threads against registers": (dict(path="one_pass", threads=512, reg_packs=16), "threads"),
     "one_pass splits": (dict(path="one_pass", threads=256, reg_packs=8, splits=2), "splits"),
-    "row does not fit": (dict(path="one_pass", threads=32, reg_packs=1), "holds 128 columns.*got 256"),
+    "row does not fit": (
+        dict(path="one_pass", threads=32, reg_packs=1),
+        "holds 128 columns.*got 256",
+    ),
     "two_pass registers": (dict(path="two_pass", threads=256, reg_packs=1), "reg_packs"),
     "two_pass shared": (dict(path="two_pass", threads=256, smem_packs=1), "smem_packs"),
     "two_pass splits": (dict(path="two_pass", threads=256, splits=2), "splits"),
-    "split_k rows": (dict(path="split_k", threads=64, rows_per_block=2, splits=2), "rows_per_block"),
+    "split_k rows": (
+        dict(path="split_k", threads=64, rows_per_block=2, splits=2),
+        "rows_per_block",
+    ),
     "no splits": (dict(path="split_k", threads=256, splits=0), "splits"),
     "too many splits": (dict(path="split_k", threads=256, splits=65536), "splits"),
     "split_k registers": (dict(path="split_k", threads=256, splits=2, reg_packs=4), "reg_packs"),
@@ -56,9 +69,11 @@ ILLEGAL = {
 
 
 def capacity(plan: Plan, op: str, dtype: str, n: int) -> int:
-    """Columns a one-pass plan holds, written here a second time: rows of odd length start at any alignment."""
+    """Columns a one-pass plan holds, written a second time: odd rows start at any alignment."""
     lane = 16 // DTYPES[dtype]
-    packs = plan.threads // plan.rows_per_block * (plan.reg_packs + plan.smem_packs) // OPS[op].inputs
+    packs = (
+        plan.threads // plan.rows_per_block * (plan.reg_packs + plan.smem_packs) // OPS[op].inputs
+    )
     return packs * lane - (lane - 1 if n % lane else 0)
 
 

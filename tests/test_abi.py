@@ -1,4 +1,4 @@
-"""Loading: the ABI guard, a missing module, idempotent registration, an import that starts no backend."""
+"""Loading: the ABI guard, a missing module, registering twice, an import that starts no backend."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import jax
-import jaxsoftmax
 import pytest
+
+import jaxsoftmax
 from jaxsoftmax import _ffi, _native
 
 # What the sub-processes share: the package as this process found it, the CPU only.
@@ -28,7 +29,7 @@ def pose(**replaced):
     '''Puts the real module in place with some of its functions replaced.'''
     real = load_native()
     posed = types.ModuleType("jaxsoftmax._native")
-    posed.__dict__.update({{k: v for k, v in vars(real).items() if not k.startswith("__")}}, **replaced)
+    posed.__dict__.update({{k: v for k, v in vars(real).items() if k[:2] != "__"}}, **replaced)
     sys.modules["jaxsoftmax._native"] = posed
     return real, posed
 
@@ -76,7 +77,7 @@ pose(build_info=lambda: {{"ffi_api": {version}}}, registrations=never)
 package, warned = import_warned()
 assert [w.category for w in warned] == [RuntimeWarning], warned
 text = str(warned[0].message)
-assert {version}[1] in [int(p) for p in text.replace(",", "").replace(".", " ").split() if p.isdigit()], text
+assert "%d.%d" % {version} in text, text
 check_right(kernels=False)
 """)
 
@@ -155,12 +156,16 @@ def test_versions_are_compared():
     assert _ffi.mismatch((runtime[0], runtime[1] + 1), runtime)
     assert _ffi.mismatch((runtime[0] + 1, 0), runtime)
     assert _ffi.mismatch(runtime, None)
-    assert _ffi.header_version("#define XLA_FFI_API_MAJOR 3\n#define XLA_FFI_API_MINOR 14\n") == (3, 14)
+    assert _ffi.header_version("#define XLA_FFI_API_MAJOR 3\n#define XLA_FFI_API_MINOR 14\n") == (
+        3,
+        14,
+    )
     assert _ffi.header_version("nothing here") is None
 
 
 def test_command_line():
     """python -m jaxsoftmax info and plan."""
+
     def call(*args):
         command = [sys.executable, "-m", "jaxsoftmax", *args]
         root = str(Path(jaxsoftmax.__file__).parents[1])
@@ -168,9 +173,15 @@ def test_command_line():
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
     info = call("info")
-    assert info.returncode == 0 and jaxsoftmax.__version__ in info.stdout and jax.__version__ in info.stdout
+    assert (
+        info.returncode == 0
+        and jaxsoftmax.__version__ in info.stdout
+        and jax.__version__ in info.stdout
+    )
     plan = call("plan", "8x131072", "--device", "h200", "--dtype", "float16")
-    assert plan.stdout.strip() == str(jaxsoftmax.plan("softmax", "float16", 8, 131072, limits="h200"))
+    assert plan.stdout.strip() == str(
+        jaxsoftmax.plan("softmax", "float16", 8, 131072, limits="h200")
+    )
     refused = call("plan", "8x131072", "--path", "packed")
     assert refused.returncode != 0 and "holds" in refused.stderr
     assert call("nonsense").returncode != 0

@@ -1,4 +1,4 @@
-"""The public function's manners: bad input, dtypes, where=, forced paths. What it raises follows jax.nn.softmax."""
+"""The public function's manners: bad input as jax.nn.softmax, dtypes, where=, forced paths."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import re
 
 import jax
 import jax.numpy as jnp
-import jaxsoftmax
 import numpy as np
 import pytest
+from plans import ILLEGAL, SEEDS
+
+import jaxsoftmax
 from jaxsoftmax import Plan, softmax
 from jaxsoftmax._plan import PATHS
-from plans import ILLEGAL, SEEDS
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -55,7 +56,9 @@ def test_unusual_axis_that_jax_takes(axis):
     np.testing.assert_allclose(softmax(X, axis), jax.nn.softmax(X, axis), rtol=1e-6)
 
 
-@pytest.mark.parametrize("x", [[1.0, 2.0], (1.0,), None, "a", {}, object(), np.array(["a"])], ids=repr)
+@pytest.mark.parametrize(
+    "x", [[1.0, 2.0], (1.0,), None, "a", {}, object(), np.array(["a"])], ids=repr
+)
 def test_not_an_array(x):
     same_error(x, says=re.escape(type(x).__name__))
 
@@ -73,7 +76,11 @@ def test_bool_raises():
 
 @pytest.mark.parametrize("where", ["float", "int", "shape", "string", "list"])
 def test_bad_where(where):
-    masks = {"float": np.ones(4, np.float32), "int": np.ones((3, 1), int), "shape": np.ones(3, bool)}
+    masks = {
+        "float": np.ones(4, np.float32),
+        "int": np.ones((3, 1), int),
+        "shape": np.ones(3, bool),
+    }
     mask = masks.get(where, "q" if where == "string" else [True] * 4)
     same_error(X, where=mask, says="where")
 
@@ -134,8 +141,10 @@ def test_where(mask, axis):
     """Values and gradients as jax.nn, with rows fully masked among them."""
     where = MASKS[mask]
 
-    def broadcast(x, axis, where):  # jax.nn takes axes of x, not of the result, if where has more dims
-        return jax.nn.softmax(jnp.broadcast_to(x, jnp.broadcast_shapes(x.shape, np.shape(where))), axis, where)
+    def broadcast(x, axis, where):  # jax.nn itself reduces the wrong axis then
+        return jax.nn.softmax(
+            jnp.broadcast_to(x, jnp.broadcast_shapes(x.shape, np.shape(where))), axis, where
+        )
 
     def both(f):
         y, pull = jax.vjp(lambda x: f(x, axis, where), jnp.asarray(X))
@@ -150,7 +159,7 @@ def test_where(mask, axis):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("path", [None, *PATHS], ids=str)
 def test_what_is_masked_does_not_leak(path, bad):
-    """A NaN or infinity under the mask changes nothing, forward or backward; a fully masked row is 0."""
+    """What is under the mask changes nothing, forward or backward; a row fully masked is 0."""
     where = MASKS["each"]
     clean, dirty = X.copy(), np.where(where, X, bad).astype(np.float32)
 
@@ -165,7 +174,9 @@ def test_what_is_masked_does_not_leak(path, bad):
 
 def test_where_as_a_tracer():
     f = jax.jit(lambda x, w: softmax(x, where=w))
-    np.testing.assert_allclose(f(X, MASKS["each"]), jax.nn.softmax(X, where=MASKS["each"]), rtol=1e-6)
+    np.testing.assert_allclose(
+        f(X, MASKS["each"]), jax.nn.softmax(X, where=MASKS["each"]), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("path", ["onepass", "", "ONE_PASS", "auto"])
@@ -203,13 +214,17 @@ def test_paths_and_plans_are_taken(path):
 
 def test_a_row_too_long_names_what_the_plan_holds():
     x = np.zeros((1, 40000), np.float16)
-    with pytest.raises(ValueError, match="one_pass holds 32768 columns of float16 softmax, got 40000"):
+    with pytest.raises(
+        ValueError, match="one_pass holds 32768 columns of float16 softmax, got 40000"
+    ):
         softmax(x, path="packed")
 
 
 def test_signature():
     ours = list(inspect.signature(softmax).parameters.values())
     theirs = list(inspect.signature(jax.nn.softmax).parameters.values())
-    assert [(p.name, p.default, p.kind) for p in ours[:3]] == [(p.name, p.default, p.kind) for p in theirs]
+    assert [(p.name, p.default, p.kind) for p in ours[:3]] == [
+        (p.name, p.default, p.kind) for p in theirs
+    ]
     assert ours[3].name == "path" and ours[3].kind is inspect.Parameter.KEYWORD_ONLY
     assert isinstance(jaxsoftmax.__version__, str) and softmax.__doc__

@@ -1,12 +1,10 @@
-"""The checker's own tests: it accepts the correctly rounded result and rejects every kind of wrong one."""
+"""The checker's own tests: it accepts the correctly rounded result and rejects wrong ones."""
 
 from __future__ import annotations
 
 import cases
 import numpy as np
 import pytest
-from jaxsoftmax._ops import OPS
-from jaxsoftmax._plan import DTYPES
 from oracle import (
     CONTRACTS,
     SOFTMAX_ULPS,
@@ -18,6 +16,9 @@ from oracle import (
     spacing,
     wide,
 )
+
+from jaxsoftmax._ops import OPS
+from jaxsoftmax._plan import DTYPES
 
 every_op = pytest.mark.parametrize("op", OPS)
 every_dtype = pytest.mark.parametrize("dtype", [as_dtype(d) for d in DTYPES], ids=list(DTYPES))
@@ -46,7 +47,7 @@ def test_every_op_has_a_contract():
 @every_dtype
 @pytest.mark.parametrize("n", [1, 2, 40, 1000, 70001])
 def test_accepts_the_rounded_oracle(op, dtype, n):
-    inputs, expected = cases.expected(op, cases.batch(n, dtype, boundaries=n <= 1000))
+    _, expected = cases.expected(op, cases.batch(n, dtype, boundaries=n <= 1000))
     assert expected.check(expected.rounded()) <= 0.5001
 
 
@@ -155,7 +156,9 @@ def test_backward_bound_is_tight(dtype):
     for factor, fine in ((0.5, True), (1.5, False)):
         actual = right.copy()
         column = int(np.argmin(np.abs(right[1])))
-        actual[1, column] = (expected.want[1, column] + factor * expected.bound[1, column]).astype(dtype)
+        actual[1, column] = (expected.want[1, column] + factor * expected.bound[1, column]).astype(
+            dtype
+        )
         if fine:
             expected.check(actual)
         else:
@@ -179,7 +182,9 @@ def test_spacing_and_epsilon(dtype):
     assert spacing(one * 1.5, dtype) == spacing(one, dtype)
     assert spacing(one * 0.75, dtype) == spacing(one, dtype) / 2
     tiny = smallest_normal(dtype)
-    assert spacing(one * 0, dtype) == spacing(one * tiny, dtype) == spacing(one * tiny / 4, dtype) > 0
+    assert (
+        spacing(one * 0, dtype) == spacing(one * tiny, dtype) == spacing(one * tiny / 4, dtype) > 0
+    )
     assert compute_epsilon(dtype) <= spacing(one, dtype)
 
 

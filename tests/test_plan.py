@@ -1,4 +1,4 @@
-"""The planner: its plans are legal and right for any rows; C++ agrees with Python; each path reads as it says."""
+"""The planner: legal plans, right for any rows; C++ agrees; each path reads as often as it says."""
 
 from __future__ import annotations
 
@@ -7,17 +7,37 @@ import itertools
 
 import cases
 import jax
-import jaxsoftmax
 import numpy as np
 import pytest
 from jax import export
+from oracle import Expected, as_dtype
+from plans import ILLEGAL, NAMES, capacity, hand_plans, run, run_native
+
+import jaxsoftmax
 from jaxsoftmax import Plan, _native
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, LIMITS, PATHS, check
-from oracle import as_dtype
-from plans import ILLEGAL, NAMES, capacity, hand_plans, run, run_native
 
-COLUMNS = (0, 1, 2, 3, 7, 8, 31, 33, 100, 1000, 1024, 1025, 4096, 16385, 50257, 131072, 1_000_003, 2**31 + 5)
+COLUMNS = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    31,
+    33,
+    100,
+    1000,
+    1024,
+    1025,
+    4096,
+    16385,
+    50257,
+    131072,
+    1_000_003,
+    2**31 + 5,
+)
 ROWS = (None, 0, 1, 3, 100, 70000, 2**33)
 READS = {"one_pass": 1, "two_pass": 2, "split_k": 2}
 
@@ -57,14 +77,20 @@ def test_printing():
     plan = jaxsoftmax.plan("softmax", "float32", 4, 1000, limits="h200")
     text = str(plan)
     assert plan.path in text and plan.why in text and str(plan.threads) in text
-    assert hash(plan) == hash(dataclasses.replace(plan, why="another")) and plan != Plan("two_pass", 32)
+    assert hash(plan) == hash(dataclasses.replace(plan, why="another")) and plan != Plan(
+        "two_pass", 32
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.threads = 3
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float32"), "float32", jax.numpy.float32], ids=repr)
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.dtype("float32"), "float32", jax.numpy.float32], ids=repr
+)
 def test_dtype_spellings(dtype):
-    assert jaxsoftmax.plan("softmax", dtype, 4, 100) == jaxsoftmax.plan("softmax", "float32", 4, 100)
+    assert jaxsoftmax.plan("softmax", dtype, 4, 100) == jaxsoftmax.plan(
+        "softmax", "float32", 4, 100
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,10 +212,11 @@ def test_cpp_refuses_other_faults(platform):
 
 @pytest.mark.parametrize("plan", hand_plans("softmax", "float32", 100).values(), ids=str)
 def test_the_handler_runs_what_it_is_told(platform, plan):
-    """The target called directly; the leading dimensions are rows, any number of trailing ones a row."""
+    """The target called directly: leading dimensions are rows, `reduced` trailing ones a row."""
     x = cases.make("normal", 6, 100, as_dtype("float32"))
-    inputs, expected = cases.expected("softmax", x)
-    expected.check(run_native("softmax", x.reshape(2, 3, 100), **plan.attributes()).reshape(6, 100))
+    expected = Expected("softmax", (x,))
+    leading = run_native("softmax", x.reshape(2, 3, 100), **plan.attributes())
+    expected.check(leading.reshape(6, 100))
     folded = run_native("softmax", x.reshape(6, 10, 10), reduced=2, **plan.attributes())
     expected.check(folded.reshape(6, 100))
 

@@ -1,4 +1,4 @@
-"""Eight devices: rows sharded over any dimensions need no collective, a sharded softmax axis is right."""
+"""Eight devices: rows sharded anyhow need no collective, a sharded softmax axis is right."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
 from jaxsoftmax import softmax
 from jaxsoftmax._plan import PATHS
 
@@ -28,7 +29,9 @@ def mesh_of(cpus, sizes=(2, 2, 2), kind=AxisType.Auto):
 
 def subsets():
     """Every way to lay the mesh axes a, b, c over a subset of the three row dimensions."""
-    for dims in itertools.chain.from_iterable(itertools.combinations(range(3), k) for k in range(4)):
+    for dims in itertools.chain.from_iterable(
+        itertools.combinations(range(3), k) for k in range(4)
+    ):
         spec = [None] * 4
         for axis, d in zip("abc", dims, strict=False):
             spec[d] = axis
@@ -89,7 +92,9 @@ def test_other_axes(cpus, axis, make):
 
 
 @pytest.mark.parametrize("make", [value, gradient])
-@pytest.mark.parametrize("spec", [P(None, None, None, "a"), P("a", None, "b", "c"), P(None, None, None, ("a", "b", "c"))])
+@pytest.mark.parametrize(
+    "spec", [P(None, None, None, "a"), P("a", None, "b", "c"), P(None, None, None, ("a", "b", "c"))]
+)
 def test_a_sharded_softmax_axis_is_right(cpus, spec, make):
     """Collectives are allowed here; a wrong result is not."""
     _, result, _ = compiled(make, mesh_of(cpus), spec)
@@ -107,7 +112,9 @@ def test_operands_sharded_differently(cpus):
 def test_the_plan_is_local(cpus):
     """Each device's program is planned on, and called with, its own piece."""
     text, _, _ = compiled(value, mesh_of(cpus), P("a", "b", "c"), path="split_k")
-    call = next(line for line in text.splitlines() if 'custom_call_target="jaxsoftmax.softmax"' in line)
+    call = next(
+        line for line in text.splitlines() if 'custom_call_target="jaxsoftmax.softmax"' in line
+    )
     assert "f32[2,4,8,32]" in call, call
 
 
@@ -120,7 +127,11 @@ def test_vmap_of_sharded(cpus):
 
 
 @pytest.mark.parametrize("make", [value, gradient])
-@pytest.mark.parametrize("spec", [P("a", None, None, None), P("a", "b", "c", None), P(None, ("a", "b"), None, None)], ids=str)
+@pytest.mark.parametrize(
+    "spec",
+    [P("a", None, None, None), P("a", "b", "c", None), P(None, ("a", "b"), None, None)],
+    ids=str,
+)
 def test_explicit_mesh_axes(cpus, spec, make):
     """Sharding in types: nothing raises, the result has the operand's sharding, no collective."""
     mesh = mesh_of(cpus, kind=AxisType.Explicit)
@@ -141,14 +152,16 @@ def test_explicit_mesh_axes(cpus, spec, make):
 @pytest.mark.parametrize("spec", [P("a"), P("a", "b", "c"), P(None, ("a", "b"), "c")], ids=str)
 def test_shard_map(cpus, spec, check_vma, make):
     mesh = mesh_of(cpus)
-    mapped = jax.shard_map(make(), mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=check_vma)
+    mapped = jax.shard_map(
+        make(), mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=check_vma
+    )
     text = jax.jit(mapped).lower(X, W).compile().as_text()
     assert "jaxsoftmax.softmax" in text and not COLLECTIVE.search(text)
     np.testing.assert_allclose(jax.jit(mapped)(X, W), reference(make), rtol=1e-5, atol=1e-6)
 
 
 def test_shard_map_over_some_axes(cpus):
-    """One mesh axis manual, two automatic: custom_partitioning cannot work there, the result must."""
+    """One mesh axis manual, two automatic: no custom_partitioning there, but a right result."""
     mesh = mesh_of(cpus)
     mapped = jax.shard_map(softmax, mesh=mesh, in_specs=P("a"), out_specs=P("a"), axis_names={"a"})
     x = jax.device_put(X, NamedSharding(mesh, P("a", "b")))

@@ -108,7 +108,7 @@ class Paths {
     Chunk<Op, D> chunk{};
     chunks(from, to, [&](std::int64_t at, int count) {
       load(row, at, count, chunk);
-      Op::fold(state, chunk.values);
+      fold_online<Op>(state, chunk.values);
     });
   }
 
@@ -144,7 +144,7 @@ class Paths {
       for (int i = 0; i < Op::kInputs; ++i) {
         std::memcpy(kept(i, at), chunk.raw[i], count * sizeof(Storage));
       }
-      Op::fold(state, chunk.values);
+      fold_online<Op>(state, chunk.values);
     });
     const auto finished = Op::finish(state);
     chunks(0, rows_.cols, [&](std::int64_t at, int count) {

@@ -2,6 +2,7 @@
 // split_k share.
 #pragma once
 
+#include "../ops.h"
 #include "vec.cuh"
 
 namespace jaxsoftmax::cuda {
@@ -29,8 +30,11 @@ __device__ void stream(const Rows& rows, const Window<D>& window, std::int64_t f
 template <class Op, class D>
 __device__ void fold_span(const Rows& rows, const Window<D>& window, std::int64_t from,
                           std::int64_t to, int lane, int lanes, typename Op::State& state) {
-  stream<Op>(rows, window, from, to, lane, lanes,
-             [&](const Packs<Op, D>& packs, std::int64_t) { packs.fold(state); });
+  stream<Op>(rows, window, from, to, lane, lanes, [&](const Packs<Op, D>& packs, std::int64_t) {
+    typename Packs<Op, D>::Values values;
+    packs.unpack(values);
+    fold_online<Op>(state, values);
+  });
 }
 
 template <class Op, class D>

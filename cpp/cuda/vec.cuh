@@ -130,30 +130,31 @@ class Window {
   Index packs_, whole_from_, whole_to_;  // packs [whole_from_, whole_to_) lie inside the row
 };
 
-// An op's inputs as packs: pads, loads, folds and maps one pack of each input.
+// One pack of each of an op's inputs.
 template <class Op, class D>
 struct Packs {
   using Acc = typename D::Numerics::Acc;
   static constexpr int kN = kPerPack<D>;
+  using Values = Acc[Op::kInputs][kN];
   Pack raw[Op::kInputs];
-
-  __device__ static typename D::Storage pad(int i) { return D::from_acc(Op::pad(i)); }
 
   template <class Index>
   __device__ void load(const Rows& rows, const Window<D, Index>& window, Index p) {
 #pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) raw[i] = window.load(rows.in[i], p, pad(i));
+    for (int i = 0; i < Op::kInputs; ++i) {
+      raw[i] = window.load(rows.in[i], p, D::from_acc(Op::pad(i)));
+    }
   }
-  __device__ void fold(typename Op::State& state) const {
-    Acc values[Op::kInputs][kN];
-    unpack(values);
-    Op::fold(state, values);
+  __device__ void unpack(Values& values) const {
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) Convert<D>::unpack(raw[i], values[i]);
   }
   template <class Index>
   __device__ void map(const Rows& rows, const Window<D, Index>& window, Index p,
                       const typename Op::Row& row) const {
-    Acc values[Op::kInputs][kN], mapped[kN];
+    Values values;
     unpack(values);
+    Acc mapped[kN];
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       Acc v[Op::kInputs];
@@ -162,12 +163,6 @@ struct Packs {
       mapped[j] = Op::map(v, row);
     }
     window.store(rows.out, p, Convert<D>::pack(mapped));
-  }
-
- private:
-  __device__ void unpack(Acc (&values)[Op::kInputs][kN]) const {
-#pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) Convert<D>::unpack(raw[i], values[i]);
   }
 };
 
