@@ -47,7 +47,9 @@ enum class DType {
 
 // Threads of a block that leave each the registers it needs (sm_90: no kernel spills).
 inline constexpr int kMaxThreads = 512;
-constexpr int one_pass_threads(int reg_packs) { return reg_packs <= 8 ? kMaxThreads : 256; }
+constexpr int one_pass_threads(int packs_an_input) {
+  return packs_an_input <= 4 ? kMaxThreads : 256;
+}
 
 inline constexpr int kMaxInputs = 2;
 inline constexpr int kPackBytes = 16;
@@ -85,7 +87,7 @@ inline std::string refusal(const Plan& plan, int inputs, int itemsize, std::int6
     why << "several rows a block need a power of two of at most 32 lanes a row, got "
         << plan.lanes();
   } else if (plan.path == Path::one_pass) {
-    const int regs = plan.reg_packs, most_threads = one_pass_threads(regs);
+    const int regs = plan.reg_packs, most_threads = one_pass_threads(regs / inputs);
     const int per_pack = kPackBytes / itemsize;
     if (regs % inputs != 0 || regs > 32 || !power_of_two(regs / inputs)) {
       why << "reg_packs must be " << inputs << " times a power of two, at most 32, got " << regs;

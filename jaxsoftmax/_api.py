@@ -62,7 +62,11 @@ def _softmax(x: Any, axis: Axis, where: Any, path: Any, kernel: Callable[..., ja
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jax.nn.softmax(x, axis, where)
     if where is not None:
-        shape = jnp.broadcast_shapes(x.shape, where.shape)
+        try:
+            shape = jnp.broadcast_shapes(x.shape, where.shape)
+        except ValueError:
+            shapes = f"{where.shape} to x's {x.shape}"
+            raise ValueError(f"softmax: where cannot be broadcast from {shapes}") from None
         x, where = jnp.broadcast_to(x, shape), jnp.broadcast_to(where, shape)
         return reference.softmax(x, _axes("softmax", axis, x.ndim), where)
     if not axes or x.dtype.name not in _plan.DTYPES:

@@ -111,7 +111,7 @@ def check(plan: Plan, op: str, dtype: Any, n: Any, limits: str | Limits | None =
     need(legal, f"reg_packs must be one of {kept}, got {plan.reg_packs}")
     need(plan.smem_packs % k == 0, f"smem_packs must be a multiple of {k}, got {plan.smem_packs}")
     need(rows == 1 or plan.smem_packs == 0, "rows that share a block have no shared memory")
-    most = MAX_THREADS if plan.reg_packs <= 8 else MAX_THREADS // 2
+    most = MAX_THREADS if each <= 4 else MAX_THREADS // 2
     need(threads <= most, f"{plan.reg_packs} packs in registers allow {most} threads")
     if not known(n):
         raise ValueError("plan one_pass needs a known number of columns, got a symbolic one")

@@ -1,7 +1,7 @@
 """Which kernel runs: `plan()` picks a `Plan` from the op, the shape and the device's `Limits`.
 
 Pure Python without jax. Python plans, the C++ handlers re-check the same rules and refuse; nobody
-clamps. Thresholds marked "first estimate" are not measured yet.
+clamps. GPU thresholds carry their measurement; those of the CPU are first estimates.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def plan(
     if isinstance(path, Plan) or path in SEED_PLANS:
         chosen = fixed(path, dtype, n)
     else:
-        choose = _choose_cpu if device.kind == "cpu" else _choose_gpu
-        chosen = choose(path, inputs, size, rows, device)
+        if device.kind == "cpu":
+            chosen = _choose_cpu(path, inputs, size, rows, device)
+        else:
+            chosen = _choose_gpu(path, inputs, DTYPES[dtype], size, rows, device)
         if path is not None:
             chosen = dataclasses.replace(chosen, why=f"forced by path={path!r}")
     check(chosen, op, dtype, n, device)
@@ -77,46 +79,100 @@ def fixed(path: str | Plan, dtype: Any, n: Any) -> Plan:
     return dataclasses.replace(seed, splits=min(max(splits, 1), MAX_SPLITS))
 
 
-def _choose_gpu(path: str | None, k: int, size: int | None, rows: int | None, on: Limits) -> Plan:
+# Packs of each input that a lane of one_pass keeps in registers: (rows up to so many packs, about
+# so many a lane). Behind each, from an H200: a shape, us of the choice, us of the next best.
+ONE_PASS_NARROW = (  # one input of float16, bfloat16
+    (8, 2),  # 1048576 x 64: 82, 85 with 4 a lane
+    (128, 4),  # 65536 x 512: 40, 42 with 8
+    (256, 8),  # 32768 x 2048: 77, 92 with 2
+    (512, 4),  # 2048 x 4096: 12.9, 15.1 with 2
+    (2048, 8),  # 32768 x 8192: 278, 309 with 4
+    (4096, 16),  # 8192 x 32768: 323, 328 two_pass
+)
+ONE_PASS_WIDE = (  # one input of float32, float64
+    (8, 2),
+    (128, 4),  # 262144 x 128: 76, 97 with 8
+    (256, 8),  # 2048 x 1024: 8.1, 8.8 with 2
+    (2048, 4),  # 16384 x 8192: 329, 351 with 8
+)
+WIDE_SHARED = 8192  # packs, beyond registers in shared memory; 8192 x 32768: 833, 849 two_pass
+ONE_PASS_TWO_INPUTS = (  # two inputs of any dtype
+    (64, 2),  # 262144 x 128: 49.9, 52 with 4
+    (128, 4),  # 131072 x 1024: 189, 190 with 8
+    (256, 2),  # 32768 x 2048: 96, 98 with 8
+    (1024, 4),  # 2048 x 8192: 28, 30 with 8
+    (2048, 8),  # 16384 x 16384: 374, 412 two_pass
+)
+# With fewer lanes than this an SM, a row gets more: 128 x 1024 takes 2.5 us with 128 lanes a row,
+# 3.7 with 32.
+BUSY_LANES = 128
+# Fewer rows than SMs of so many packs are cut. 4 x 32768 float16: 6.4 us, 6.5 one_pass, and
+# backward 5.7 and 6.3; 4 x 16384 stays whole: 4.1, cut 5.7; 64 x 128256: 19, 25 two_pass.
+SPLIT_PACKS = 4096
+
+
+def _choose_gpu(
+    path: str | None, k: int, itemsize: int, size: int | None, rows: int | None, on: Limits
+) -> Plan:
     if size is None:
         return _unknown_columns(path, 256)
-    row_bytes = k * size * PACK
-    # Too few rows to fill the device: cut long ones. First estimate: half the SMs, 128 KiB.
-    few_long = rows is not None and 2 * rows < on.sms and row_bytes >= 128 * KIB
+    few_long = rows is not None and rows < on.sms and size >= SPLIT_PACKS
     if path == "split_k" or (path is None and few_long):
-        # About 4 blocks an SM over all rows, a chunk of at least 16 KiB each. First estimate.
-        splits = _clamp(math.ceil(4 * on.sms / (rows or 1)), 1, max(size * PACK // (16 * KIB), 1))
-        return Plan("split_k", 512, splits=splits, why=f"{rows} long rows on {on.sms} SMs")
+        # About 2 blocks an SM of at least 256 packs, or 1 of 128. On an H200, 4 x 1048576: 12.8 us
+        # with 264 blocks, 13.7 with 132, 13.9 with 528; 4 x 65536: 6.7 with 132, 7.0 with 264.
+        an_sm = on.sms / (rows or 1)
+        splits = max(min(2 * an_sm, size / 256), min(an_sm, size / 128), 1)
+        splits = min(round(splits), MAX_SPLITS)
+        threads = 512 if size >= 1024 * splits else 256  # 4 x 1048576: 12.8, 13.2 with 256
+        return Plan("split_k", threads, splits=splits, why=f"{rows} long rows on {on.sms} SMs")
     if path != "two_pass":
-        held = _one_pass_gpu(k, size, on, forced=path is not None)
-        if path is not None or held.width * (held.reg_packs + held.smem_packs) >= k * size:
+        if (held := _one_pass_gpu(k, itemsize, size, rows, on)) is not None:
             return held
-    if size <= 128:  # at most 4 packs a lane of a warp: rows share a block. First estimate
-        width = min(32, _power_of_2(size))
+        if path == "one_pass":
+            return _one_pass_largest(k, size, on)
+    if size <= 128:  # rows share a block
+        width = min(32, _power_of_2(math.ceil(size / 4)))
         return Plan("two_pass", 128, rows_per_block=128 // width, why="short rows")
-    return Plan("two_pass", _block_threads(size), why="too long to stay on chip")
+    return Plan("two_pass", _clamp(_power_of_2(math.ceil(size / 4)), 64, 512), why="a long row")
 
 
-def _one_pass_gpu(k: int, size: int, on: Limits, forced: bool) -> Plan:
-    """The one-pass plan that holds the row, or the largest there is."""
-    if size <= 128 // k:  # at most 4 packs a lane of one warp. First estimate
-        width = min(32, _power_of_2(math.ceil(k * size / 4)))
-        registers = k * _power_of_2(math.ceil(size / width))
-        return Plan("one_pass", 128, 128 // width, registers, why=f"a row in {width} lanes")
-    threads = _block_threads(size)
-    registers = k * _power_of_2(math.ceil(size / threads))
-    if registers <= 8:
-        return Plan("one_pass", threads, 1, registers, why="the row fits in registers")
-    # Two blocks an SM, so that one loads while the other stores; who forces one_pass gets it all,
-    # at last with 256 threads, whose 32 packs in registers leave room for one block an SM only.
-    shared = on.smem_per_block if forced else on.smem_per_sm // 2 - KIB
-    for threads, registers in ((512, 8), (256, 32))[: 2 if forced else 1]:
-        room = (shared - STATIC_SMEM) // (threads * PACK * k) * k
+def _one_pass_gpu(k: int, itemsize: int, size: int, rows: int | None, on: Limits) -> Plan | None:
+    """The one-pass plan for rows that it serves best, if these are."""
+    narrow = ONE_PASS_NARROW if itemsize == 2 else ONE_PASS_WIDE
+    depths = narrow if k == 1 else ONE_PASS_TWO_INPUTS
+    a_lane = next((a_lane for packs, a_lane in depths if size <= packs), None)
+    if a_lane is not None:
+        lanes = _lanes(math.ceil(size / a_lane))
+        while rows is not None and rows * lanes < BUSY_LANES * on.sms and lanes < size:
+            more = _lanes(2 * lanes)
+            if more > 512 or (more > 256 and size > 4 * more):  # what the registers allow
+                break
+            lanes = more
+        registers = k * _power_of_2(math.ceil(size / lanes))
+        each = max(1, 128 // lanes) if lanes <= 32 else 1
+        return Plan("one_pass", lanes * each, each, registers, why="the row fits in registers")
+    threads, registers = 512, 4 * k
+    shared = k * math.ceil(size / threads) - registers
+    two_blocks = on.smem_per_sm // 2 - KIB - STATIC_SMEM
+    if depths is ONE_PASS_WIDE and size <= WIDE_SHARED and shared * threads * PACK <= two_blocks:
+        return Plan("one_pass", threads, 1, registers, shared, why="registers and shared memory")
+    return None
+
+
+def _one_pass_largest(k: int, size: int, on: Limits) -> Plan:
+    """For who forces one_pass: the first plan that holds the row, or the largest there is."""
+    for threads, registers in ((512, 4 * k), (256, 32)):
+        room = (on.smem_per_block - STATIC_SMEM) // (threads * PACK * k) * k
         need = k * math.ceil(size / threads) - registers
         if need <= room:
             break
-    why = "the row fits in registers and shared memory"
-    return Plan("one_pass", threads, 1, registers, max(min(need, room), 0), why=why)
+    shared = max(min(need, room), 0)
+    return Plan("one_pass", threads, 1, registers, shared, why="all that a block can hold")
+
+
+def _lanes(count: int) -> int:
+    """Lanes a row can have: a power of two within a warp, else whole warps."""
+    return _power_of_2(count) if count <= 32 else 32 * math.ceil(count / 32)
 
 
 def _choose_cpu(path: str | None, k: int, size: int | None, rows: int | None, on: Limits) -> Plan:
@@ -158,11 +214,6 @@ def check_path(path: Any) -> PathLike:
 def for_gradient(path: PathLike) -> PathLike:
     """What a forced path asks of the gradient: a Plan was made for one op, its path is for all."""
     return path.path if isinstance(path, Plan) else path
-
-
-def _block_threads(size: int) -> int:
-    """About 4 packs a lane, 2 to 16 warps. First estimate."""
-    return _clamp(_power_of_2(math.ceil(size / 4)), 64, 512)
 
 
 def _clamp(value: int, low: int, high: int) -> int:

@@ -20,9 +20,16 @@ struct Held {
   using Values = typename Packs<Op, D>::Values;
   static constexpr int kRaw = kRegs * Op::kInputs * 4;  // registers
   static constexpr int kValues = kRaw * static_cast<int>(sizeof(Acc) / sizeof(typename D::Storage));
-  static constexpr bool kKept = Op::kKeeps && kValues <= (kValues == kRaw ? 32 : 16);
-  // Blocks an SM that the registers must allow: twice the threads where they leave room for it.
-  static constexpr int kBlocks = sizeof(Acc) == 4 && (kKept ? kValues : kRaw) <= 16 ? 2 : 1;
+  static constexpr bool kKept =
+      Op::kKeeps && kValues <= (sizeof(typename D::Storage) == 4 ? 32 : 16);
+  // Blocks of the most threads that an SM's registers must have room for. Left alone, the compiler
+  // takes 95 registers for 8 packs of float16, and 16384 x 16384 goes from 288 to over 345 us.
+  static constexpr int kWords = kKept ? kValues : kRaw;
+  static constexpr int kBlocks = sizeof(Acc) == 8         ? 1
+                                 : kRegs <= 4             ? (kWords <= 16 ? 2 : 1)
+                                 : kWords <= 32 && !kKept ? 3
+                                 : kWords <= 64           ? 2
+                                                          : 1;
 
   Packs<Op, D> packs[kRegs];
   Values values[kKept ? kRegs : 1];  // of one pack at a time where they are not kept
@@ -36,7 +43,7 @@ struct Held {
 
 // kRegs and smem_packs count packs of each input. All loads are issued before the first use.
 template <class Op, class D, int kRegs>
-__global__ void __launch_bounds__(one_pass_threads(kRegs* Op::kInputs), Held<Op, D, kRegs>::kBlocks)
+__global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::kBlocks)
     one_pass(Rows rows, int rows_per_block, int smem_packs) {
   using State = typename Op::State;
   using Values = typename Packs<Op, D>::Values;

@@ -19,7 +19,8 @@ struct Piece {
 };
 
 template <class Op, class D>
-__global__ void __launch_bounds__(kMaxThreads, 1) split_k_fold(Rows rows, int splits) {
+__global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
+    split_k_fold(Rows rows, int splits) {
   using State = typename Op::State;
   static_assert(sizeof(State) <= kStateBytes);
   __shared__ Scratch<State> scratch;
@@ -35,7 +36,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) split_k_fold(Rows rows, int sp
 }
 
 template <class Op, class D>
-__global__ void __launch_bounds__(kMaxThreads, 1) split_k_map(Rows rows, int splits) {
+__global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
+    split_k_map(Rows rows, int splits) {
   using State = typename Op::State;
   __shared__ Scratch<State> scratch;
   int turn = 0;

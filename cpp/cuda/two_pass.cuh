@@ -9,7 +9,8 @@
 namespace jaxsoftmax::cuda {
 
 template <class Op, class D>
-__global__ void __launch_bounds__(kMaxThreads, 1) two_pass(Rows rows, int rows_per_block) {
+__global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
+    two_pass(Rows rows, int rows_per_block) {
   using State = typename Op::State;
   __shared__ Scratch<State> scratch;
   const int lanes = blockDim.x / rows_per_block;
