@@ -1,7 +1,7 @@
 // The mathematics: row states and ops, for host and device. No op knows the path that runs it.
 //
 // A state sums over a row's elements and merges with other states of the row. A keyed state sums
-// relative to a reference, its key:
+// relative to a reference, its key, about the largest element of input 0:
 //   kKeyed, key()      the reference
 //   expect(key)        raise it before anything is summed
 //   raise(key)         raise it, online, if the sum would overflow without (rescales the sum)
@@ -9,7 +9,6 @@
 //   add(other)         other has the same key
 // An op (over a Numerics of numerics.h) is, with values[kInputs][K], K a power of two:
 //   kInputs, pad(i)    element inputs, and the value of input i that leaves a state as it is
-//   key(values)        of a keyed state: the reference that these values ask for
 //   fold(state, values)            adds values; a kKeeps op leaves in values[0] what map_kept takes
 //   finish(state) -> Row           what the map needs, once a row
 //   map(values, row)               one element of the output from values[kInputs]
@@ -73,13 +72,6 @@ JAXSOFTMAX_HD State merge_states(int count, const At& at) {
   return merged;
 }
 
-// Folds values into a state whose reference they may raise.
-template <class Op, class State, class Values>
-JAXSOFTMAX_HD void fold_online(State& state, Values& values) {
-  if constexpr (State::kKeyed) state.raise(Op::key(values));
-  Op::fold(state, values);
-}
-
 // x -> e^(x - m) / sum of e^(x - m)
 template <class N>
 struct Softmax {
@@ -94,10 +86,6 @@ struct Softmax {
 
   JAXSOFTMAX_HD static Acc pad(int) { return -infinity<Acc>(); }
 
-  template <int K>
-  JAXSOFTMAX_HD static Acc key(const Acc (&x)[1][K]) {
-    return tree(x[0], larger<Acc>);
-  }
   template <int K>
   JAXSOFTMAX_HD static void fold(State& state, Acc (&x)[1][K]) {
     const Acc from = state.m == -infinity<Acc>() ? Acc(0) : state.m;  // e^(-inf - 0) is 0

@@ -95,6 +95,8 @@ inline std::string refusal(const Plan& plan, int inputs, int itemsize, std::int6
                (plan.smem_packs > 0 && plan.rows_per_block > 1)) {
       why << "smem_packs must be a multiple of " << inputs
           << ", and 0 for several rows a block, got " << plan.smem_packs;
+    } else if (static_cast<std::int64_t>(threads) * plan.smem_packs * kPackBytes > INT32_MAX) {
+      why << "smem_packs of all threads must be less than 2 GiB, got " << plan.smem_packs;
     } else if (plan.splits != 1) {
       why << "one_pass has splits = 1, got " << plan.splits;
     } else if (threads > most_threads) {

@@ -2,6 +2,7 @@
 // handlers are bound here, so that they take the same arguments and refuse the same faults.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 

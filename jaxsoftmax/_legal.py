@@ -110,6 +110,8 @@ def check(plan: Plan, op: str, dtype: Any, n: Any, limits: str | Limits | None =
     kept = ", ".join(str(k * r) for r in REGISTERS if k * r <= 32)
     need(legal, f"reg_packs must be one of {kept}, got {plan.reg_packs}")
     need(plan.smem_packs % k == 0, f"smem_packs must be a multiple of {k}, got {plan.smem_packs}")
+    shared = threads * plan.smem_packs * PACK
+    need(shared < 2**31, f"smem_packs of all threads must be < 2 GiB, got {plan.smem_packs}")
     need(rows == 1 or plan.smem_packs == 0, "rows that share a block have no shared memory")
     most = MAX_THREADS if each <= 4 else MAX_THREADS // 2
     need(threads <= most, f"{plan.reg_packs} packs in registers allow {most} threads")
@@ -121,7 +123,7 @@ def check(plan: Plan, op: str, dtype: Any, n: Any, limits: str | Limits | None =
         raise ValueError(f"plan one_pass holds {most} columns of {dtype} {op}, got {n}")
     if limits is not None:
         device = _limits.resolve(limits)
-        used = threads * plan.smem_packs * PACK + STATIC_SMEM
+        used = shared + STATIC_SMEM
         have = device.smem_per_block
         need(used <= have, f"needs {used} bytes of shared memory a block, {device.name} has {have}")
 

@@ -45,6 +45,10 @@ ILLEGAL = {
         dict(path="one_pass", threads=256, reg_packs=8, smem_packs=-1),
         "smem_packs",
     ),
+    "too much shared": (
+        dict(path="one_pass", threads=256, reg_packs=8, smem_packs=2**20),
+        "smem_packs",
+    ),
     "shared rows": (
         dict(path="one_pass", threads=64, rows_per_block=2, reg_packs=8, smem_packs=8),
         "smem_packs",

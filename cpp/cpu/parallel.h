@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -16,7 +17,8 @@ namespace jaxsoftmax::cpu {
 
 // fn(item) for every item of [0, items). A worker takes blocks of items from a counter until none
 // is left; the caller does so too and then waits only for blocks that somebody is working on, so
-// it cannot deadlock in a pool whose every thread waits like this.
+// it cannot deadlock in a pool whose every thread waits like this. What fn throws reaches the
+// caller.
 template <class Fn>
 void parallel_for(xla::ffi::ThreadPool* pool, std::int64_t items, std::int64_t bytes,
                   const Fn& fn) {
@@ -30,6 +32,7 @@ void parallel_for(xla::ffi::ThreadPool* pool, std::int64_t items, std::int64_t b
   struct Shared {
     std::atomic<std::int64_t> next{0};
     std::int64_t done = 0;
+    std::exception_ptr error;
     std::mutex mutex;
     std::condition_variable finished;
   };
@@ -40,8 +43,14 @@ void parallel_for(xla::ffi::ThreadPool* pool, std::int64_t items, std::int64_t b
       const std::int64_t from = shared->next.fetch_add(block);
       if (from >= items) return;  // a task that starts late ends here and never touches fn
       const std::int64_t to = from + block < items ? from + block : items;
-      for (std::int64_t i = from; i < to; ++i) fn(i);
+      std::exception_ptr error;
+      try {
+        for (std::int64_t i = from; i < to; ++i) fn(i);
+      } catch (...) {
+        error = std::current_exception();
+      }
       const std::lock_guard<std::mutex> lock(shared->mutex);
+      if (error) shared->error = error;
       shared->done += to - from;
       if (shared->done == items) shared->finished.notify_all();
     }
@@ -54,6 +63,7 @@ void parallel_for(xla::ffi::ThreadPool* pool, std::int64_t items, std::int64_t b
   work();
   std::unique_lock<std::mutex> lock(shared->mutex);
   shared->finished.wait(lock, [&] { return shared->done == items; });
+  if (shared->error) std::rethrow_exception(shared->error);
 }
 
 }  // namespace jaxsoftmax::cpu

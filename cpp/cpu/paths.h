@@ -100,6 +100,12 @@ class Paths {
     chunk.unpack(count);
   }
 
+  static void fold_chunk(State& state, Chunk<Op, D>& chunk) {
+    if constexpr (State::kKeyed)
+      state.raise(tree(chunk.values[0], larger<typename Chunk<Op, D>::Acc>));
+    Op::fold(state, chunk.values);
+  }
+
   Storage* out(std::int64_t row, std::int64_t at) const {
     return static_cast<Storage*>(rows_.out) + row * rows_.cols + at;
   }
@@ -108,7 +114,7 @@ class Paths {
     Chunk<Op, D> chunk{};
     chunks(from, to, [&](std::int64_t at, int count) {
       load(row, at, count, chunk);
-      fold_online<Op>(state, chunk.values);
+      fold_chunk(state, chunk);
     });
   }
 
@@ -144,7 +150,7 @@ class Paths {
       for (int i = 0; i < Op::kInputs; ++i) {
         std::memcpy(kept(i, at), chunk.raw[i], count * sizeof(Storage));
       }
-      fold_online<Op>(state, chunk.values);
+      fold_chunk(state, chunk);
     });
     const auto finished = Op::finish(state);
     chunks(0, rows_.cols, [&](std::int64_t at, int count) {

@@ -34,10 +34,10 @@ struct Held {
   Packs<Op, D> packs[kRegs];
   Values values[kKept ? kRegs : 1];  // of one pack at a time where they are not kept
 
-  __device__ Values& unpacked(int k) {
-    if constexpr (kKept) return values[k];
-    packs[k].unpack(values[0]);
-    return values[0];
+  __device__ Values& unpack(int k) {
+    Values& to = values[kKept ? k : 0];
+    packs[k].unpack(to);
+    return to;
   }
 };
 
@@ -92,18 +92,12 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::k
     });
 
     State state;
-    if constexpr (held.kKept) {
-      in_registers(lane, [&](int k, int) { held.packs[k].unpack(held.values[k]); });
-    }
     if constexpr (State::kKeyed) {  // the whole lane's key first: nothing is ever rescaled
-      in_registers(lane, [&](int k, int) { state.expect(Op::key(held.unpacked(k))); });
-      in_shared(lane, [&](const Pack* slot, int) {
-        Values values;
-        fetch(slot).unpack(values);
-        state.expect(Op::key(values));
-      });
+      const auto expect = [&](const Pack& pack) { state.expect(Convert<D>::largest(pack)); };
+      in_registers(lane, [&](int k, int) { expect(held.packs[k].raw[0]); });
+      in_shared(lane, [&](const Pack* slot, int) { expect(*slot); });
     }
-    in_registers(lane, [&](int k, int) { Op::fold(state, held.unpacked(k)); });
+    in_registers(lane, [&](int k, int) { Op::fold(state, held.unpack(k)); });
     in_shared(lane, [&](const Pack* slot, int) {
       Values values;
       fetch(slot).unpack(values);

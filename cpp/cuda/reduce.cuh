@@ -30,11 +30,9 @@ __device__ void reduce_lanes(State& state, int lanes, unsigned members) {
     }
     state.align(key);
   }
-  for (int mask = lanes / 2; mask > 0; mask /= 2) {
-    State other = state;
-    other.s = shuffle_xor(state.s, mask, members);
-    state.add(other);
-  }
+  auto sum = state.s.merged();
+  for (int mask = lanes / 2; mask > 0; mask /= 2) sum.add(shuffle_xor(sum, mask, members));
+  state.s = sum;
 }
 
 // Shared memory for reduce_row: one state a warp, twice, so that the next row's reduction need not

@@ -41,7 +41,9 @@ __device__ void fold_span(const Rows& rows, const Window<D>& window, std::int64_
                        [&](const Packs<Op, D>& packs, std::int64_t) {
                          typename Packs<Op, D>::Values values;
                          packs.unpack(values);
-                         fold_online<Op>(state, values);
+                         if constexpr (Op::State::kKeyed)
+                           state.raise(Convert<D>::largest(packs.raw[0]));
+                         Op::fold(state, values);
                        });
 }
 

@@ -14,7 +14,8 @@ using Pack = uint4;
 template <class D>
 inline constexpr int kPerPack = kPackBytes / sizeof(typename D::Storage);
 
-// Pack <-> kPerPack<D> values of the accumulation type. 16-bit types convert in pairs.
+// Pack <-> kPerPack<D> values of the accumulation type, and the largest of a pack. 16-bit types
+// work in pairs.
 template <class D>
 struct Convert {
   using Acc = typename D::Numerics::Acc;
@@ -27,6 +28,11 @@ struct Convert {
     Pack out;
     memcpy(&out, values, sizeof out);
     return out;
+  }
+  __device__ static Acc largest(const Pack& pack) {
+    Acc values[kN];
+    unpack(pack, values);
+    return tree(values, larger<Acc>);
   }
 };
 
@@ -45,12 +51,20 @@ struct ConvertPairs {
     return {Pair::narrow(v[0], v[1]), Pair::narrow(v[2], v[3]), Pair::narrow(v[4], v[5]),
             Pair::narrow(v[6], v[7])};
   }
+  __device__ static float largest(const Pack& pack) {
+    const unsigned word = Pair::larger(Pair::larger(pack.x, pack.y), Pair::larger(pack.z, pack.w));
+    const float2 pair = Pair::widen(word);
+    return fmaxf(pair.x, pair.y);
+  }
 };
 
 struct HalfPair {
   __device__ static float2 widen(unsigned word) { return __half22float2(bit_cast<__half2>(word)); }
   __device__ static unsigned narrow(float a, float b) {
     return bit_cast<unsigned>(__floats2half2_rn(a, b));
+  }
+  __device__ static unsigned larger(unsigned a, unsigned b) {
+    return bit_cast<unsigned>(__hmax2(bit_cast<__half2>(a), bit_cast<__half2>(b)));
   }
 };
 
@@ -60,6 +74,9 @@ struct Bfloat16Pair {
   }
   __device__ static unsigned narrow(float a, float b) {
     return bit_cast<unsigned>(__floats2bfloat162_rn(a, b));
+  }
+  __device__ static unsigned larger(unsigned a, unsigned b) {
+    return bit_cast<unsigned>(__hmax2(bit_cast<__nv_bfloat162>(a), bit_cast<__nv_bfloat162>(b)));
   }
 };
 
