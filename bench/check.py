@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsoftmax
-from jaxsoftmax import _ops, _plan
+from jaxsoftmax import _ops, _plan, _primitive
 
 from .timing import on_gpu
 
@@ -126,12 +126,14 @@ def like_jax(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _one(op: str, x: np.ndarray, path: str, rng: np.random.Generator) -> float:
     if op == "softmax":
-        return forward_error(x, np.asarray(_ops.bind(op, jnp.asarray(x), axes=(-1,), path=path)))
+        return forward_error(
+            x, np.asarray(_primitive.bind(op, jnp.asarray(x), axes=(-1,), path=path))
+        )
     if op != "softmax_bwd":
         raise NotImplementedError(f"bench/check.py has no oracle for op {op!r}: add one here")
     y = softmax_oracle(x).astype(x.dtype)
     dy = (rng.normal(size=y.shape) * 10).astype(x.dtype)
-    dx = _ops.bind(op, jnp.asarray(y), jnp.asarray(dy), axes=(-1,), path=path)
+    dx = _primitive.bind(op, jnp.asarray(y), jnp.asarray(dy), axes=(-1,), path=path)
     return backward_error(y, dy, np.asarray(dx))
 
 

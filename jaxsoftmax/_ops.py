@@ -1,7 +1,7 @@
 """The op table: name, inputs, reference formula, derivative. A new op is one row here.
 
-No JAX machinery: derivatives are written with `bind`, and formulas are fetched when first used.
-`axes` are always negative and sorted, so that a batch dimension in front changes nothing.
+No JAX machinery: a derivative is written with `run(name, *operands)`, which runs another op over
+the same axes, and with the formulas of reference.py, fetched when first used.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 class Op:
     """One kernel family: `inputs` arrays of one shape and dtype -> one array like them.
 
-    jvp(out, primals, tangents, axes, path) gives the output's tangent; a tangent is None where it
-    is zero. An op that is linear in operand `linear` gives that operand's cotangent by
-    transpose(ct, primals, axes, path).
+    jvp(run, out, primals, tangents, axes) gives the output's tangent; a tangent is None where it is
+    zero. An op that is linear in operand `linear` gives that operand's cotangent by
+    transpose(run, ct, primals). `axes` are negative and sorted.
     """
 
     name: str
@@ -34,23 +34,22 @@ class Op:
         return getattr(reference, self.reference)(*operands, axes)
 
 
-def bind(name: str, *operands: Any, axes: tuple[int, ...], path: Any = None) -> Any:
-    """Run an op's primitive at the operands' own rank."""
-    from . import _primitive  # the table itself stays free of jax
-
-    return _primitive.bind(name, *operands, axes=axes, path=path)
-
-
 def _softmax_jvp(
-    y: Any, primals: Sequence[Any], tangents: Sequence[Any], axes: tuple[int, ...], path: Any
+    run: Callable[..., Any],
+    y: Any,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    axes: tuple[int, ...],
 ) -> Any:
-    from . import _plan
-
-    return bind("softmax_bwd", y, tangents[0], axes=axes, path=_plan.for_gradient(path))
+    return run("softmax_bwd", y, tangents[0])
 
 
 def _softmax_bwd_jvp(
-    dx: Any, primals: Sequence[Any], tangents: Sequence[Any], axes: tuple[int, ...], path: Any
+    run: Callable[..., Any],
+    dx: Any,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    axes: tuple[int, ...],
 ) -> Any:
     from . import reference
 
@@ -59,15 +58,13 @@ def _softmax_bwd_jvp(
     if y_dot is not None:
         parts.append(reference.softmax_bwd_y(y, dy, y_dot, axes))
     if dy_dot is not None:
-        parts.append(bind("softmax_bwd", y, dy_dot, axes=axes, path=path))
+        parts.append(run("softmax_bwd", y, dy_dot))
     return sum(parts[1:], parts[0])
 
 
-def _softmax_bwd_transpose(
-    ct: Any, primals: Sequence[Any], axes: tuple[int, ...], path: Any
-) -> Any:
+def _softmax_bwd_transpose(run: Callable[..., Any], ct: Any, primals: Sequence[Any]) -> Any:
     # y * (dy - sum(y * dy)) is a symmetric matrix times dy: the map is its own transpose.
-    return bind("softmax_bwd", primals[0], ct, axes=axes, path=path)
+    return run("softmax_bwd", primals[0], ct)
 
 
 OPS = {

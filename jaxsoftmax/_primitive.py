@@ -227,12 +227,19 @@ def _build(op: Op) -> Primitive:
         ]
         return bind(op.name, *front, axes=axes, path=path), 0
 
+    def runner(axes: tuple[int, ...], path: _plan.PathLike) -> Callable[..., jax.Array]:
+        def run(name: str, *operands: jax.Array) -> jax.Array:
+            asked = path if name == op.name else _plan.for_gradient(path)
+            return bind(name, *operands, axes=axes, path=asked)
+
+        return run
+
     def jvp(
         primals: Any, tangents: Any, *, axes: tuple[int, ...], path: _plan.PathLike
     ) -> tuple[Any, Any]:
         out = bind(op.name, *primals, axes=axes, path=path)
         given = [None if isinstance(t, ad.Zero) else t for t in tangents]
-        return out, op.jvp(out, primals, given, axes, path)
+        return out, op.jvp(runner(axes, path), out, primals, given, axes)
 
     linear, dual = op.linear or 0, op.transpose
 
@@ -242,7 +249,7 @@ def _build(op: Op) -> Primitive:
         if isinstance(ct, ad.Zero):
             result[linear] = ad.Zero(primals[linear].aval)
         else:
-            result[linear] = dual(ct, primals, axes, path)
+            result[linear] = dual(runner(axes, path), ct, primals)
         return result
 
     batching.primitive_batchers[primitive] = batch

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 
 from jaxsoftmax import Plan
-from jaxsoftmax._ops import OPS, bind
+from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, PATHS, SEED_PLANS
+from jaxsoftmax._primitive import bind
 
 # Legal corners the planner may never visit. k is the op's number of inputs: packs count them all.
 HAND_PLANS = {

@@ -38,7 +38,8 @@ import sys
 sys.path[:0] = {roots!r}
 import jax, numpy as np
 from oracle import assert_close
-from jaxsoftmax._ops import OPS, bind
+from jaxsoftmax._ops import OPS
+from jaxsoftmax._primitive import bind
 op, path = {op!r}, {path!r}
 f = jax.jit(lambda *a: bind(op, *a, axes=(-1,), path=path))
 for seed in range(4):  # capture, then replay with other data in other buffers
@@ -143,9 +144,9 @@ def test_a_row_of_more_than_2_31_elements(path):
     assert int(jax.jit(lambda y: (y != 0).sum(dtype=jnp.int32))(y)) == 8
     del x
     dy = jax.jit(lambda y: jnp.where(y != 0, 1, 3).astype(y.dtype).at[0].set(9))(y)
-    dx = jax.jit(lambda y, dy: jaxsoftmax._ops.bind("softmax_bwd", y, dy, axes=(-1,), path=path))(
-        y, dy
-    )
+    dx = jax.jit(
+        lambda y, dy: jaxsoftmax._primitive.bind("softmax_bwd", y, dy, axes=(-1,), path=path)
+    )(y, dy)
     got = np.asarray(jax.lax.slice(dx, (0,), (5,)), np.float32)
     np.testing.assert_array_equal(got, [0.125 * 7, -0.125, -0.125, -0.125, 0])  # t = (9 + 7) / 8
     assert int(jax.jit(lambda d: (d != 0).sum(dtype=jnp.int32))(dx)) == 8
