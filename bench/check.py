@@ -115,13 +115,32 @@ def sampled(array: Any, elements: int = 1 << 22) -> Any:
     return jnp.concatenate([array[: take // 2], array[rows - (take - take // 2) :]])
 
 
+# Of a large array the oracle sees a sample only: these two look at all of it, on the device.
+
+
+def _near(got: jax.Array, want: jax.Array, size: jax.Array, ulps: float) -> jax.Array:
+    """Whether got is within some ulps of `size` of want, itself off by 1e-4 of it at most."""
+    info = jnp.finfo(got.dtype)
+    # Below the smallest normal float16 has its ulps still; elsewhere 0 will do.
+    least = ulps * float(info.smallest_subnormal) if got.dtype == jnp.float16 else float(info.tiny)
+    return jnp.all(jnp.abs(got.astype(want.dtype) - want) <= (4 * info.eps + 1e-4) * size + least)
+
+
 @jax.jit
 def like_jax(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Whether all of y is near jax.nn's softmax: of a large array the oracle sees a sample only."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    want = jax.nn.softmax(x.astype(wide))
-    near = jnp.finfo(y.dtype).eps * 4 + 1e-4
-    return jnp.all(jnp.abs(y.astype(wide) - want) <= near * want + jnp.finfo(y.dtype).tiny)
+    """Whether all of y is near jax.nn's softmax of x."""
+    want = jax.nn.softmax(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+    return _near(y, want, want, FORWARD_BOUND[y.dtype.name])
+
+
+@jax.jit
+def gradient_like_jnp(y: jax.Array, dy: jax.Array, dx: jax.Array) -> jax.Array:
+    """Whether all of dx is near y * (dy - sum(y * dy)), measured by a row's largest term."""
+    wide = jnp.promote_types(y.dtype, jnp.float32)
+    v, d = y.astype(wide), dy.astype(wide)
+    t = jnp.sum(v * d, axis=-1, keepdims=True)
+    term = jnp.max(v * (jnp.abs(d) + jnp.abs(t)), axis=-1, keepdims=True)
+    return _near(dx, v * (d - t), term, BACKWARD_BOUND)
 
 
 def _one(op: str, x: np.ndarray, path: str, rng: np.random.Generator) -> float:
@@ -139,21 +158,17 @@ def _one(op: str, x: np.ndarray, path: str, rng: np.random.Generator) -> float:
 
 def every_path(quick: bool, dtypes: list[str] | None = None) -> Iterator[Result]:
     """Checks op x dtype x path x length, every path forced, where the plan is legal."""
-    jax.config.update("jax_enable_x64", True)
-    try:
-        for op in _ops.OPS:
-            for dtype in dtypes or _plan.DTYPES:
-                for path in (*_plan.PATHS, *_plan.SEED_PLANS):
-                    for n in QUICK_LENGTHS if quick else LENGTHS:
-                        rng = np.random.default_rng(n)
-                        x = hard_rows(n, jnp.dtype(dtype), rng)
-                        try:
-                            plan_here(op, dtype, (len(x), n), path)
-                        except ValueError:
-                            continue  # this path does not hold this length
-                        with np.errstate(over="ignore"):
-                            error = _one(op, x, path, rng)
-                        bound = FORWARD_BOUND[dtype] if op == "softmax" else BACKWARD_BOUND
-                        yield Result(op, dtype, path, n, error, bound)
-    finally:
-        jax.config.update("jax_enable_x64", False)
+    for op in _ops.OPS:
+        for dtype in dtypes or _plan.DTYPES:
+            for path in (*_plan.PATHS, *_plan.SEED_PLANS):
+                for n in QUICK_LENGTHS if quick else LENGTHS:
+                    rng = np.random.default_rng(n)
+                    x = hard_rows(n, jnp.dtype(dtype), rng)
+                    try:
+                        plan_here(op, dtype, (len(x), n), path)
+                    except ValueError:
+                        continue  # this path does not hold this length
+                    with jax.enable_x64(True), np.errstate(over="ignore"):
+                        error = _one(op, x, path, rng)
+                    bound = FORWARD_BOUND[dtype] if op == "softmax" else BACKWARD_BOUND
+                    yield Result(op, dtype, path, n, error, bound)

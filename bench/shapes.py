@@ -80,6 +80,7 @@ class Buffers:
         normal = jax.jit(lambda key: jax.random.normal(key, shape, dtype))
         keys = jax.random.split(jax.random.key(0), 2 * count)
         arrays = [normal(k) for k in keys]
+        assert arrays[0].dtype == jnp.dtype(dtype)  # float64 without x64 would be float32
         return cls(arrays[:count], arrays[count:])
 
 

@@ -19,9 +19,10 @@
 
 namespace jaxsoftmax {
 
-// (m, s) with s = sum of e^(x - m). m is a reference within 1 of the maximum folded so far, not the
-// maximum itself: s is rescaled only when the maximum rises by more than 1, so that on a slowly
-// rising row the rounding of thousands of rescalings cannot pile up. The identity is (-inf, 0).
+// (m, s) with s = sum of e^(x - m). m is a reference at most 32 below the largest element, not that
+// element itself: online, s is rescaled only when it would otherwise hold terms above e^32, so that
+// at most one rounding of a rescaling matters (with every rise rescaled, 1e6 zeros followed by ten
+// steps of 1.04 err by 8 ulp). The identity is (-inf, 0).
 template <class N>
 struct MaxSum {
   using Acc = typename N::Acc;
@@ -33,7 +34,7 @@ struct MaxSum {
   JAXSOFTMAX_HD Acc key() const { return m; }
   JAXSOFTMAX_HD void expect(Acc key) { m = larger(m, key); }
   JAXSOFTMAX_HD void raise(Acc key) {
-    if (key > m + 1) align(key);
+    if (key > m + 32) align(key);
   }
   // A state that has seen only -inf scales by 0, not by e^(-inf - -inf); a NaN in s stays.
   JAXSOFTMAX_HD void align(Acc to) {
@@ -97,10 +98,13 @@ struct Softmax {
   JAXSOFTMAX_HD static Acc map(const Acc (&x)[1], const Row& row) {
     return N::exp_diff_over(x[0], row.m, row.r);
   }
-  JAXSOFTMAX_HD static Acc kept_factor(const State& state, const Row& row) {
-    return N::exp_diff_over(state.m, row.m, row.r);
+  JAXSOFTMAX_HD static auto kept_factor(const State& state, const Row& row) {
+    return N::factor(state.m, row.m, row.r);
   }
-  JAXSOFTMAX_HD static Acc map_kept(Acc kept, Acc factor) { return kept * factor; }
+  template <class Factor>
+  JAXSOFTMAX_HD static Acc map_kept(Acc kept, const Factor& factor) {
+    return N::times(kept, factor);
+  }
 };
 
 // y, dy -> y * (dy - t), t = sum of y * dy

@@ -23,17 +23,31 @@ def softmax(
     *,
     path: _plan.PathLike = None,
 ) -> jax.Array:
-    """Softmax of x over axis, as `jax.nn.softmax`.
+    """Softmax of x over axis: y_i = exp(x_i - max x) / sum_j exp(x_j - max x).
 
     Args:
-      x: the array. Integers are computed in float32; complex numbers take the jnp formula.
+      x: array of any shape; float16, bfloat16, float32 and float64 run kernels. Integers are
+        computed in float32; complex numbers and narrower floats take a jnp formula.
       axis: an axis, a tuple of axes, or None for all.
-      where: elements to include; the others give 0, and so does a row without any.
-      path: forces a kernel: "one_pass", "two_pass", "split_k", a seed kernel's name or a `Plan`.
-        None lets `plan()` choose. It does not reach the cases that take a jnp formula.
+      where: boolean array that broadcasts against x: the elements to include. The others give 0,
+        and so does a row without any.
+      path: forces a kernel: "one_pass", "two_pass", "split_k", a seed kernel's name ("packed",
+        "medium", "extreme", "arbitrary", "splitk") or a `Plan`. A name forces the gradient too; a
+        `Plan` was made for this op, and the gradient takes its path, planned anew. None lets
+        `plan()` choose. Where a jnp formula runs, path is checked but changes nothing.
 
-    Forward mode (jvp, jacfwd) over the function itself is not possible; see
-    `jaxsoftmax.primitive`. hessian, and jvp of a gradient, are.
+    Returns:
+      An array of x's shape and dtype (float32 for integers).
+
+    Raises:
+      TypeError: x or where is no array, x is bool, axis is no int, path is of another type.
+      ValueError: axis is out of range or repeated, where is not boolean, path is unknown or cannot
+        hold the row; for a forced name also while tracing a gradient, which has two inputs to hold.
+
+    Differs from `jax.nn.softmax` in accuracy (within 1 ulp in 16 bits, 4 in 32 and 64), in `path`,
+    and in forward mode: jvp and jacfwd over this function are impossible, but possible over
+    `jaxsoftmax.primitive.softmax`. hessian, and jvp of a gradient, are possible here.
+    Online softmax: Milakov and Gimelshein, arXiv:1805.02867.
     """
     return _softmax(x, axis, where, path, _softmax_vjp)
 

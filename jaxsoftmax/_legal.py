@@ -89,7 +89,7 @@ def check(plan: Plan, op: str, dtype: Any, n: Any, limits: str | Limits | None =
     if plan.path not in PATHS:
         raise ValueError(f"unknown path {plan.path!r}; valid paths: {', '.join(PATHS)}")
     for field, value in plan.attributes().items():
-        need(isinstance(value, int) and value >= 0, f"{field} must be an int >= 0, got {value!r}")
+        need(known(value) and value >= 0, f"{field} must be an int >= 0, got {value!r}")
     threads, rows = plan.threads, plan.rows_per_block
     legal = (
         _is_power_of_2(threads) if threads < 32 else threads % 32 == 0 and threads <= MAX_THREADS

@@ -46,7 +46,8 @@ def plan(
     """The plan for `op` over n columns of an array seen as [outer, n, inner].
 
     outer is None (or symbolic) when the number of rows is unknown; a symbolic n takes two_pass.
-    limits is None (the attached GPU, else the CPU), a preset's name or a `Limits`. path forces a
+    limits is None (the attached GPU, else the CPU; whatever JAX_PLATFORMS says), a preset's name or
+    a `Limits`. path forces a
     path, a seed kernel or a whole Plan; ValueError if it cannot hold the row.
     """
     inputs = find_op(op).inputs
@@ -82,32 +83,33 @@ def fixed(path: str | Plan, dtype: Any, n: Any) -> Plan:
 # Packs of each input that a lane of one_pass keeps in registers: (rows up to so many packs, about
 # so many a lane). Behind each, from an H200: a shape, us of the choice, us of the next best.
 ONE_PASS_NARROW = (  # one input of float16, bfloat16
-    (8, 2),  # 1048576 x 64: 82, 85 with 4 a lane
-    (128, 4),  # 65536 x 512: 40, 42 with 8
-    (256, 8),  # 32768 x 2048: 77, 92 with 2
-    (512, 4),  # 2048 x 4096: 12.9, 15.1 with 2
-    (2048, 8),  # 32768 x 8192: 278, 309 with 4
-    (4096, 16),  # 8192 x 32768: 323, 328 two_pass
+    (8, 2),  # 1048576 x 64: 70, 74 with 4 a lane
+    (128, 4),  # 65536 x 512: 36.1, 37.2 with 8
+    (256, 8),  # 32768 x 2048: 69, 71 with 16
+    (512, 4),  # 2048 x 4096: 11.1, 12.9 two_pass
+    (2048, 8),  # 32768 x 8192: 260, 262 with 4
+    (4096, 16),  # 8192 x 32000: 257, 301 two_pass
 )
 ONE_PASS_WIDE = (  # one input of float32, float64
-    (8, 2),
-    (128, 4),  # 262144 x 128: 76, 97 with 8
-    (256, 8),  # 2048 x 1024: 8.1, 8.8 with 2
-    (2048, 4),  # 16384 x 8192: 329, 351 with 8
+    (128, 4),  # 262144 x 128: 71, 76 with 8
+    (256, 8),  # 2048 x 1024: 7.3, 8.8 with 2
+    (2048, 4),  # 16384 x 8192: 302, 336 with 8
+    (4096, 16),  # 8192 x 16384: 326, 363 with 4 and 12 in shared memory
 )
-WIDE_SHARED = 8192  # packs, beyond registers in shared memory; 8192 x 32768: 833, 849 two_pass
+WIDE_SHARED = 8192  # packs, beyond registers in shared memory; 8192 x 32768: 741, 780 two_pass
 ONE_PASS_TWO_INPUTS = (  # two inputs of any dtype
-    (64, 2),  # 262144 x 128: 49.9, 52 with 4
-    (128, 4),  # 131072 x 1024: 189, 190 with 8
-    (256, 2),  # 32768 x 2048: 96, 98 with 8
-    (1024, 4),  # 2048 x 8192: 28, 30 with 8
-    (2048, 8),  # 16384 x 16384: 374, 412 two_pass
+    (64, 2),  # 1048576 x 64: 95.1, 95.3 two_pass
+    (128, 4),  # 131072 x 1024: 188, 189 with 8
+    (256, 2),  # 32768 x 2048: 95, 97 with 8
+    (1024, 4),  # 2048 x 8192: 27.2, 27.2 with 2
+    (2048, 8),  # 16384 x 16384: 371, 371 with 16
+    (4096, 16),  # 8192 x 32000: 370, 449 two_pass
 )
-# With fewer lanes than this an SM, a row gets more: 128 x 1024 takes 2.5 us with 128 lanes a row,
+# With fewer lanes than this an SM, a row gets more: 128 x 1024 takes 2.3 us with 128 lanes a row,
 # 3.7 with 32.
 BUSY_LANES = 128
-# Fewer rows than SMs of so many packs are cut. 4 x 32768 float16: 6.4 us, 6.5 one_pass, and
-# backward 5.7 and 6.3; 4 x 16384 stays whole: 4.1, cut 5.7; 64 x 128256: 19, 25 two_pass.
+# Fewer rows than SMs of so many packs are cut. 4 x 32768 float16: 6.0 us, 6.5 one_pass, and
+# backward 5.3 and 6.3; 4 x 16384 stays whole: 3.3, cut 5.7; 64 x 128256: 17, 25 two_pass.
 SPLIT_PACKS = 4096
 
 
@@ -118,13 +120,13 @@ def _choose_gpu(
         return _unknown_columns(path, 256)
     few_long = rows is not None and rows < on.sms and size >= SPLIT_PACKS
     if path == "split_k" or (path is None and few_long):
-        # About 2 blocks an SM of at least 256 packs, or 1 of 128. On an H200, 4 x 1048576: 12.8 us
-        # with 264 blocks, 13.7 with 132, 13.9 with 528; 4 x 65536: 6.7 with 132, 7.0 with 264.
+        # About 4 blocks an SM of at least 512 packs, or 1 of 128. On an H200, 4 x 1048576: 12.0 us
+        # with 528 blocks, 13.1 with 264; 16 x 128256: 9.1, 9.5; 4 x 65536: 6.2 with 132 blocks, 6.9
+        # with 264.
         an_sm = on.sms / (rows or 1)
-        splits = max(min(2 * an_sm, size / 256), min(an_sm, size / 128), 1)
+        splits = max(min(4 * an_sm, size / 512), min(an_sm, size / 128), 1)
         splits = min(round(splits), MAX_SPLITS)
-        threads = 512 if size >= 1024 * splits else 256  # 4 x 1048576: 12.8, 13.2 with 256
-        return Plan("split_k", threads, splits=splits, why=f"{rows} long rows on {on.sms} SMs")
+        return Plan("split_k", 256, splits=splits, why=f"{rows} long rows on {on.sms} SMs")
     if path != "two_pass":
         if (held := _one_pass_gpu(k, itemsize, size, rows, on)) is not None:
             return held

@@ -70,6 +70,36 @@ def ramp_down(rng, rows, n, dtype):
     return ramp_up(rng, rows, n, dtype)[:, ::-1]
 
 
+def staircase(step: float) -> Case:
+    """Zeros, then a maximum in each of ten chunks: what an online sum holds is rescaled each time,
+    by a factor that rounds."""
+
+    def case(rng, rows, n, dtype):
+        x = np.zeros((rows, n))
+        chunk = max(1, min(32, n // 12))
+        steps = min(10, n // chunk)
+        x[:, n - steps * chunk :] = -np.inf
+        x[:, n - steps * chunk :: chunk] = step * np.arange(1, steps + 1)
+        return x
+
+    return case
+
+
+def pattern(rng, rows, n, dtype):
+    """One 0 and 32 random values repeated: each chunk's sum rounds alike."""
+    x = np.tile(rng.uniform(-1, 0, (rows, 32)), n // 32 + 1)[:, :n]
+    x[np.arange(rows), rng.integers(0, n, rows)] = 0
+    return x
+
+
+def lane_maxima(rng, rows, n, dtype):
+    """Blocks of 8, 16, 32 and 64 columns, each 32nd at one offset: lanes' maxima lie far apart."""
+    x = rng.uniform(-1, 0, (rows, n))
+    for row, offsets in enumerate(rng.uniform(-80, 0, (rows, 32))):
+        x[row] += offsets[np.arange(n) // (8 << row % 4) % 32]
+    return x
+
+
 def max_first(rng, rows, n, dtype):
     x = rng.standard_normal((rows, n))
     x[:, 0] = 9
@@ -134,8 +164,10 @@ FINITE: dict[str, Case] = {
     for case in (
         *(normal, wide, used_range, ties, equal_runs, constant, one_and_rest, shifted_rest),
         *(ramp_up, ramp_down, max_first, max_last, some_neg_inf, neg_inf_slices, huge, huge_mixed),
+        *(pattern, lane_maxima),
     )
 }
+FINITE |= {f"staircase_{step}": staircase(step) for step in (1.0371, 8.3, 33)}
 SPECIAL: dict[str, Case] = {
     "all_neg_inf": all_neg_inf,
     "pos_inf": planted(np.inf),
@@ -145,7 +177,11 @@ SPECIAL: dict[str, Case] = {
     "inf_and_neg_inf": planted(-np.inf, np.inf),
 }
 CASES: dict[str, Case] = {**FINITE, "one_hot": one_hot, **SPECIAL}
-HARDEST = ("one_and_rest", "shifted_rest", "equal_runs", "wide", "used_range", "one_hot")
+ROWS = {"neg_inf_slices": 2, "pattern": 4, "lane_maxima": 4}  # in a batch; of others one
+HARDEST = (
+    *("one_and_rest", "shifted_rest", "equal_runs", "staircase_1.0371", "pattern"),
+    *("wide", "used_range", "one_hot", "staircase_8.3", "staircase_33", "lane_maxima"),
+)
 
 
 def make(name: str, rows: int, n: int, dtype: np.dtype, seed: int = 0) -> np.ndarray:
@@ -155,8 +191,8 @@ def make(name: str, rows: int, n: int, dtype: np.dtype, seed: int = 0) -> np.nda
 
 
 def batch(n: int, dtype: np.dtype, names=tuple(CASES), *, boundaries: bool = True) -> np.ndarray:
-    """A row of each case, and of one_hot a row for each position (one without `boundaries`)."""
-    count = {"one_hot": len(positions(n)) if boundaries else 1, "neg_inf_slices": 2}
+    """A row of each case, or ROWS; of one_hot one for each position (one without `boundaries`)."""
+    count = ROWS | {"one_hot": len(positions(n)) if boundaries else 1}
     return np.concatenate([make(name, count.get(name, 1), n, dtype) for name in names])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+import jaxsoftmax
 from jaxsoftmax import Plan
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, PATHS, SEED_PLANS
@@ -24,8 +25,7 @@ HAND_PLANS = {
     "split_seven": lambda k: Plan("split_k", threads=32, splits=7),
     "split_too_many": lambda k: Plan("split_k", threads=256, splits=300),  # some chunks stay empty
 }
-SEEDS = tuple(dict.fromkeys((*SEED_PLANS, "splitk")))
-NAMES = (None, *PATHS, *SEEDS)  # what a user may force by name; None is the planner's choice
+NAMES = (None, *PATHS, *SEED_PLANS)  # what a user may force by name; None is the planner's choice
 
 # What breaks each rule (256 float32 columns forward), and what its refusal must say.
 ILLEGAL = {
@@ -90,6 +90,12 @@ def hand_plans(op: str, dtype: str, n: int) -> dict[str, Plan]:
         for name, plan in plans.items()
         if plan.path != "one_pass" or capacity(plan, op, dtype, n) >= n
     }
+
+
+def plan_on(platform: str, op: str, dtype: str, rows: int | None, n: int, path=None) -> Plan:
+    """The planner's answer for the platform a test runs on, whatever GPU is attached beside it."""
+    limits = "cpu" if platform == "cpu" else None
+    return jaxsoftmax.plan(op, dtype, rows, n, limits=limits, path=path)
 
 
 def run(op: str, *inputs: np.ndarray, path=None, axes: tuple[int, ...] = (-1,)) -> np.ndarray:

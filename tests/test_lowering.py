@@ -1,10 +1,14 @@
-"""What is traced, planned and compiled: kernels called, plans under vmap, export, threads."""
+"""What is traced, planned and compiled: kernel calls, plans under vmap, export, threads, memory."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +19,7 @@ from plans import run
 
 import jaxsoftmax
 from jaxsoftmax import _plan, softmax
+from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import PATHS
 
 RNG = np.random.default_rng(23)
@@ -106,7 +111,10 @@ def test_vmap_of_a_forced_split_is_right(platform):
 @pytest.mark.parametrize("dims", ["b, 33", "b, 4, 7", "4, n", "b, n"])
 @pytest.mark.parametrize("gradient", [False, True])
 def test_export_of_symbolic_shapes(cpu, dims, gradient):
-    f = jax.grad(lambda x: (softmax(x) ** 2).sum()) if gradient else softmax
+    f, theirs = (
+        jax.grad(lambda x, g=g: (g(x) ** 2).sum()) if gradient else g
+        for g in (softmax, jax.nn.softmax)
+    )
     symbolic = jax.ShapeDtypeStruct(export.symbolic_shape(dims), np.float32)
     allowed = [
         export.DisabledSafetyCheck.custom_call(f"jaxsoftmax.{op}")
@@ -118,7 +126,7 @@ def test_export_of_symbolic_shapes(cpu, dims, gradient):
         x = np.cos(np.arange(size * 4 * 33 * 7, dtype=np.float32))
         x = x[: int(np.prod([d if isinstance(d, int) else size for d in symbolic.shape]))]
         x = x.reshape([d if isinstance(d, int) else size for d in symbolic.shape])
-        close(exported.call(x), f(x))
+        close(exported.call(x), theirs(x))
 
 
 @every_path
@@ -133,3 +141,36 @@ def test_threads_calling_at_once(platform, path):
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
+
+
+NO_MEMORY = """
+import sys
+sys.path[:0] = {roots!r}
+import jax, numpy as np, pytest, resource
+from plans import run, run_native
+from jaxsoftmax import Plan
+op, x = {op!r}, np.zeros((16, 4096), np.float32)
+operands = (x,) * {inputs}
+before = run(op, *operands)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + 2**30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+plan = Plan("one_pass", 512, reg_packs={inputs}, smem_packs=2**18 - 2)  # nearly 2 GiB a thread
+for _ in range(2):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED") as failure:
+        run_native(op, *operands, **plan.attributes())
+    for part in (f"jaxsoftmax.{{op}}", "scratch", "one_pass", "512", str(plan.smem_packs)):
+        assert part in str(failure.value), failure.value
+    np.testing.assert_array_equal(run(op, *operands), before)
+"""
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_memory_for_scratch(op):
+    """In whichever thread it fails, the call says so, and the next one works."""
+    roots = [str(Path(jaxsoftmax.__file__).parents[1]), str(Path(__file__).parent)]
+    code = NO_MEMORY.format(op=op, inputs=OPS[op].inputs, roots=roots)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import export
 from oracle import Expected, as_dtype
-from plans import ILLEGAL, NAMES, capacity, hand_plans, run, run_native
+from plans import ILLEGAL, NAMES, capacity, hand_plans, plan_on, run, run_native
 
 import jaxsoftmax
 from jaxsoftmax import Plan, _native
@@ -110,12 +110,12 @@ def test_bad_arguments_name_what_is_valid(arguments, valid):
     assert all(name in str(refusal.value) for name in valid)
 
 
-def thresholds(op: str, dtype: str, rows: int) -> list[int]:
+def thresholds(platform: str, op: str, dtype: str, rows: int) -> list[int]:
     """Columns (whole packs) from which on the planner answers differently, found by bisection."""
     lane = 16 // DTYPES[dtype]
 
     def kind(size):
-        plan = jaxsoftmax.plan(op, dtype, rows, size * lane)
+        plan = plan_on(platform, op, dtype, rows, size * lane)
         return plan.path, plan.threads, plan.rows_per_block, plan.reg_packs, min(plan.splits, 2)
 
     found, grid = [], [1 << k for k in range(18)]
@@ -135,11 +135,11 @@ def thresholds(op: str, dtype: str, rows: int) -> list[int]:
 @pytest.mark.parametrize("op", OPS)
 def test_either_side_of_every_threshold(platform, op, dtype, rows):
     """The last columns of one choice, one fewer and one more (which starts unaligned)."""
-    for n in thresholds(op, dtype, rows):
+    for n in thresholds(platform, op, dtype, rows):
         for columns in (n - 1, n, n + 1):
             x = cases.make("shifted_rest", 2 if rows > 1 else 1, columns, as_dtype(dtype))
             inputs, expected = cases.expected(op, x)
-            plan = jaxsoftmax.plan(op, dtype, rows, columns)
+            plan = plan_on(platform, op, dtype, rows, columns)
             expected.check(run(op, *inputs, path=plan))
 
 
@@ -148,7 +148,7 @@ def test_either_side_of_every_threshold(platform, op, dtype, rows):
 def test_rows_unknown(platform, op, name):
     """The plan made without knowing the rows runs right on any number of them."""
     x = cases.make("used_range", 19, 777, as_dtype("float32"))
-    plan = jaxsoftmax.plan(op, "float32", None, 777, path=name)
+    plan = plan_on(platform, op, "float32", None, 777, name)
     for rows in (1, 19):
         inputs, expected = cases.expected(op, x[:rows])
         expected.check(run(op, *inputs, path=plan))
@@ -242,7 +242,7 @@ def test_same_plan_same_bits(platform, op, dtype, n):
     """The same bits twice; and alone or among other rows, where rows are whole 16-byte packs."""
     inputs, _ = cases.expected(op, cases.make("used_range", 17, n, as_dtype(dtype)))
     for name in (*PATHS, "medium"):
-        plan = jaxsoftmax.plan(op, dtype, 17, n, path=name)
+        plan = plan_on(platform, op, dtype, 17, n, name)
         whole = run(op, *inputs, path=plan)
         for rows in (17, 3, 1) if n == 1024 else (17,):
             part = run(op, *(a[-rows:] for a in inputs), path=plan)

@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "cpp" / "cuda"
 
 # Kernels that may spill: a pattern of the demangled name, and why it is worth it.
-ALLOWED_SPILLS: dict[str, str] = {}
+ALLOWED_SPILLS: dict[str, str] = {
+    r"one_pass<.*Softmax<.*ExactDouble>.*, 32>": "8 bytes; forced plans only (32 packs a lane)",
+    r"one_pass<.*SoftmaxBwd<.*ExactDouble>.*, 16>": "8 bytes; forced plans only (32 packs a lane)",
+}
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 
 #include "launch.h"
 
@@ -32,20 +33,22 @@ class Enqueue {
 
  private:
   // Loads the kernel and grants its dynamic shared memory, once a device and size: neither is
-  // wanted during capture.
+  // wanted during capture. Grants only grow, and one at a time.
   template <auto kernel>
   static cudaError_t prepare(int smem) {
     constexpr int kDevices = 64;
     static std::atomic<int> granted[kDevices];  // bytes + 1; 0 before the first call
+    static std::mutex granting;
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return taken(error);
-    if (device < kDevices && granted[device].load() > smem) return cudaSuccess;
+    if (device >= kDevices) return cudaErrorInvalidDevice;
+    if (granted[device].load() > smem) return cudaSuccess;
+    const std::lock_guard<std::mutex> lock(granting);
+    if (granted[device].load() > smem) return cudaSuccess;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     if (error != cudaSuccess) return taken(error);
-    int before = device < kDevices ? granted[device].load() : smem + 1;
-    while (before <= smem && !granted[device].compare_exchange_weak(before, smem + 1)) {
-    }
+    granted[device].store(smem + 1);
     return cudaSuccess;
   }
 

@@ -21,7 +21,7 @@ struct Held {
   static constexpr int kRaw = kRegs * Op::kInputs * 4;  // registers
   static constexpr int kValues = kRaw * static_cast<int>(sizeof(Acc) / sizeof(typename D::Storage));
   static constexpr bool kKept =
-      Op::kKeeps && kValues <= (sizeof(typename D::Storage) == 4 ? 32 : 16);
+      Op::kKeeps && sizeof(Acc) == 4 && kValues <= (sizeof(typename D::Storage) == 4 ? 32 : 16);
   // Blocks of the most threads that an SM's registers must have room for. Left alone, the compiler
   // takes 95 registers for 8 packs of float16, and 16384 x 16384 goes from 288 to over 345 us.
   static constexpr int kWords = kKept ? kValues : kRaw;
@@ -41,17 +41,24 @@ struct Held {
   }
 };
 
+// `value`, but the compiler does not know: what is computed from it is computed anew. Kept since
+// the loads, addresses and masks of the packs would cost the registers that the row needs.
+__device__ inline int anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // kRegs and smem_packs count packs of each input. All loads are issued before the first use.
 template <class Op, class D, int kRegs>
 __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::kBlocks)
-    one_pass(Rows rows, int rows_per_block, int smem_packs) {
+    one_pass(Rows rows, int rows_per_block, int lanes_a_row, int smem_packs) {
   using State = typename Op::State;
   using Values = typename Packs<Op, D>::Values;
   using Acc = typename D::Numerics::Acc;
   __shared__ Scratch<State> scratch;
   extern __shared__ Pack shared[];  // [smem_packs][inputs][threads]
-  const int lanes = blockDim.x / rows_per_block;
-  const int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  const Lanes mine(lanes_a_row);
+  const int lanes = mine.count, group = mine.group, lane = mine.lane;
 
   int turn = 0;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * rows_per_block;
@@ -87,9 +94,14 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::k
     in_shared(lane, [&](Pack* slot, int p) {
       Packs<Op, D> loaded;
       loaded.load(rows, window, p);
+      loaded.mask(window, p);
 #pragma unroll
       for (int i = 0; i < Op::kInputs; ++i) slot[i * blockDim.x] = loaded.raw[i];
     });
+
+    if (window.ragged()) {
+      in_registers(lane, [&](int k, int p) { held.packs[k].mask(window, p); });
+    }
 
     State state;
     if constexpr (State::kKeyed) {  // the whole lane's key first: nothing is ever rescaled
@@ -104,15 +116,12 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::k
       Op::fold(state, values);
     });
 
-    const State mine = state;
+    const State of_lane = state;
     reduce_row(state, lanes, turn, scratch);
     const typename Op::Row finished = Op::finish(state);
-    // Addresses and masks of the stores are computed anew: kept since the loads, they would cost
-    // the registers that the row needs.
-    int again = lane;
-    asm volatile("" : "+r"(again));
+    const int again = anew(lane);
     if constexpr (held.kKept) {
-      const Acc factor = Op::kept_factor(mine, finished);
+      const auto factor = Op::kept_factor(of_lane, finished);
       in_registers(again, [&](int k, int p) {
         Acc mapped[kPerPack<D>];
 #pragma unroll
@@ -132,7 +141,7 @@ void launch_one_pass(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
   if (plan.reg_packs == kRegs * Op::kInputs) {
     enqueue.operator()<one_pass<Op, D, kRegs>>(
         "one_pass", grid_for(pieces(rows.rows, plan.rows_per_block)), plan.threads,
-        plan.threads * plan.smem_packs * kPackBytes, rows, plan.rows_per_block,
+        plan.threads * plan.smem_packs * kPackBytes, rows, plan.rows_per_block, plan.lanes(),
         plan.smem_packs / Op::kInputs);
   } else if constexpr (2 * kRegs * Op::kInputs <= 32) {
     launch_one_pass<Op, D, 2 * kRegs>(rows, plan, enqueue);

@@ -35,6 +35,17 @@ __device__ void reduce_lanes(State& state, int lanes, unsigned members) {
   state.s = sum;
 }
 
+// Which of a block's rows a thread works on, and as which of the row's lanes: groups of a power of
+// two of at most 32 lanes, or all of the block on one row.
+struct Lanes {
+  int count, group, lane;
+  __device__ explicit Lanes(int count) : count(count) {
+    const int tid = threadIdx.x;
+    group = count <= 32 ? tid >> (31 - __clz(count)) : 0;
+    lane = count <= 32 ? tid & (count - 1) : tid;
+  }
+};
+
 // Shared memory for reduce_row: one state a warp, twice, so that the next row's reduction need not
 // wait for the slowest reader of this one's.
 template <class State>

@@ -29,7 +29,10 @@ __device__ void stream(const Rows& rows, const Window<D>& window, std::int64_t f
     }
 #pragma unroll
     for (int u = 0; u < kInFlight<Op>; ++u) {
-      if (i + u * lanes < count) visit(packs[u], at(i + u * lanes));
+      if (i + u * lanes < count) {
+        packs[u].mask(window, at(i + u * lanes));
+        visit(packs[u], at(i + u * lanes));
+      }
     }
   }
 }

@@ -18,11 +18,17 @@ struct Piece {
   }
 };
 
+// Where piece `item` of the rows keeps its state; slots are whole packs, so that it moves in words.
+template <class State>
+__device__ State& slot(const Rows& rows, std::int64_t item) {
+  static_assert(sizeof(State) <= kStateBytes && kStateBytes % alignof(State) == 0);
+  return *reinterpret_cast<State*>(rows.workspace + item * kStateBytes);
+}
+
 template <class Op, class D>
 __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     split_k_fold(Rows rows, int splits) {
   using State = typename Op::State;
-  static_assert(sizeof(State) <= kStateBytes);
   __shared__ Scratch<State> scratch;
   int turn = 0;
   for (std::int64_t item = blockIdx.x; item < rows.rows * splits; item += gridDim.x, ++turn) {
@@ -31,7 +37,7 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     State state;
     fold_span<Op>(rows, window, piece.from, piece.to, threadIdx.x, blockDim.x, state);
     reduce_row(state, blockDim.x, turn, scratch);
-    if (threadIdx.x == 0) memcpy(rows.workspace + item * kStateBytes, &state, sizeof state);
+    if (threadIdx.x == 0) slot<State>(rows, item) = state;
   }
 }
 
@@ -45,11 +51,8 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     const std::int64_t row = item / splits;
     const int lane = threadIdx.x, lanes = blockDim.x;
     const int mine = lane < splits ? (splits - lane + lanes - 1) / lanes : 0;
-    State state = merge_states<State>(mine, [&](int i) {
-      State part;
-      memcpy(&part, rows.workspace + (row * splits + lane + i * lanes) * kStateBytes, sizeof part);
-      return part;
-    });
+    State state = merge_states<State>(
+        mine, [&](int i) { return slot<State>(rows, row * splits + lane + i * lanes); });
     reduce_row(state, lanes, turn, scratch);
     const Window<D> window(rows, row);
     const Piece piece(window.packs(), splits, static_cast<int>(item % splits));

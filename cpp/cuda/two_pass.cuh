@@ -10,11 +10,11 @@ namespace jaxsoftmax::cuda {
 
 template <class Op, class D>
 __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
-    two_pass(Rows rows, int rows_per_block) {
+    two_pass(Rows rows, int rows_per_block, int lanes_a_row) {
   using State = typename Op::State;
   __shared__ Scratch<State> scratch;
-  const int lanes = blockDim.x / rows_per_block;
-  const int group = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  const Lanes mine(lanes_a_row);
+  const int lanes = mine.count, group = mine.group, lane = mine.lane;
   int turn = 0;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * rows_per_block;
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * rows_per_block;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
 template <class Op, class D>
 void launch_two_pass(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
   enqueue.operator()<two_pass<Op, D>>("two_pass", grid_for(pieces(rows.rows, plan.rows_per_block)),
-                                      plan.threads, 0, rows, plan.rows_per_block);
+                                      plan.threads, 0, rows, plan.rows_per_block, plan.lanes());
 }
 
 }  // namespace jaxsoftmax::cuda

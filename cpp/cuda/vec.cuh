@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "../dtypes.h"
 #include "../plan.h"
 
@@ -87,63 +89,70 @@ struct Convert<BF16> : ConvertPairs<Bfloat16Pair> {};
 
 // One row as packs (bases are 16-byte aligned). Pack 0 is the aligned pack that holds the row's
 // first element; elements of the end packs that lie outside the row are read as pads and not
-// written. Index counts a row's packs: int where the plan bounds them.
+// written. Index counts a row's elements and packs: int where the plan bounds them. All divisors
+// are powers of two, and unsigned, so that they are shifts and masks: short rows feel each
+// instruction.
 template <class D, class Index = std::int64_t>
 class Window {
   using Storage = typename D::Storage;
-  static constexpr int kN = kPerPack<D>;
+  static constexpr unsigned kN = kPerPack<D>;
 
  public:
   __device__ Window(const Rows& rows, std::int64_t row) {
-    const std::int64_t offset = row * rows.cols;
-    const int shift = static_cast<int>(offset % kN);
-    origin_ = offset - shift;
-    begin_ = shift;
-    end_ = rows.cols + shift;
-    packs_ = static_cast<Index>((end_ + kN - 1) / kN);
-    whole_from_ = shift > 0;
-    whole_to_ = static_cast<Index>(end_ / kN);
+    const std::uint64_t offset = static_cast<std::uint64_t>(row * rows.cols);
+    begin_ = static_cast<Index>(offset % kN);
+    end_ = static_cast<Index>(rows.cols) + begin_;
+    origin_ = (offset - begin_) * sizeof(Storage);
+    packs_ = static_cast<Index>((static_cast<std::make_unsigned_t<Index>>(end_) + kN - 1) / kN);
+    whole_from_ = begin_ > 0;
+    whole_to_ = static_cast<Index>(static_cast<std::make_unsigned_t<Index>>(end_) / kN);
   }
 
   __device__ Index packs() const { return packs_; }
+  // Whether a pack of the row reaches outside it.
+  __device__ bool ragged() const { return whole_from_ > 0 || whole_to_ < packs_; }
 
-  // The 16 aligned bytes of a pack that holds an element of the array are always readable.
-  __device__ Pack load(const void* base, Index p, Storage pad) const {
-    const Storage* from = static_cast<const Storage*>(base) + origin_ + p * std::int64_t{kN};
-    Pack pack = __ldg(reinterpret_cast<const Pack*>(from));
-    if (!whole(p)) {
-      Storage elements[kN];
-      memcpy(elements, &pack, sizeof pack);
+  // The 16 aligned bytes of a pack that holds an element of the array are always readable. What
+  // lies outside the row is for mask() to replace, apart from the load: a load whose mask waits for
+  // it would hold back the loads after it.
+  __device__ Pack load(const void* base, Index p) const {
+    return __ldg(reinterpret_cast<const Pack*>(static_cast<const char*>(base) + origin_) + p);
+  }
+
+  __device__ void mask(Pack& pack, Index p, Storage pad) const {
+    if (whole(p)) return;
+    Storage elements[kN];
+    memcpy(elements, &pack, sizeof pack);
 #pragma unroll
-      for (int j = 0; j < kN; ++j) elements[j] = inside(p, j) ? elements[j] : pad;
-      memcpy(&pack, elements, sizeof pack);
+    for (int j = 0; j < static_cast<int>(kN); ++j) {
+      elements[j] = inside(p, j) ? elements[j] : pad;
     }
-    return pack;
+    memcpy(&pack, elements, sizeof pack);
   }
 
   __device__ void store(void* base, Index p, const Pack& pack) const {
-    Storage* to = static_cast<Storage*>(base) + origin_ + p * std::int64_t{kN};
+    Pack* to = reinterpret_cast<Pack*>(static_cast<char*>(base) + origin_) + p;
     if (whole(p)) {
-      *reinterpret_cast<Pack*>(to) = pack;
+      __stwb(to, pack);  // a plain assignment is split into four stores
       return;
     }
     Storage elements[kN];
     memcpy(elements, &pack, sizeof pack);
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      if (inside(p, j)) to[j] = elements[j];
+    for (int j = 0; j < static_cast<int>(kN); ++j) {
+      if (inside(p, j)) reinterpret_cast<Storage*>(to)[j] = elements[j];
     }
   }
 
  private:
   __device__ bool whole(Index p) const { return p >= whole_from_ && p < whole_to_; }
   __device__ bool inside(Index p, int j) const {
-    const std::int64_t at = p * std::int64_t{kN} + j;
+    const Index at = p * static_cast<Index>(kN) + j;
     return at >= begin_ && at < end_;
   }
 
-  std::int64_t origin_, end_;  // elements: of pack 0 in the array, of the row's end in the window
-  int begin_;
+  std::uint64_t origin_;                 // bytes from the array's start to pack 0
+  Index begin_, end_;                    // the row's elements, counted from pack 0's start
   Index packs_, whole_from_, whole_to_;  // packs [whole_from_, whole_to_) lie inside the row
 };
 
@@ -158,9 +167,12 @@ struct Packs {
   template <class Index>
   __device__ void load(const Rows& rows, const Window<D, Index>& window, Index p) {
 #pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) {
-      raw[i] = window.load(rows.in[i], p, D::from_acc(Op::pad(i)));
-    }
+    for (int i = 0; i < Op::kInputs; ++i) raw[i] = window.load(rows.in[i], p);
+  }
+  template <class Index>
+  __device__ void mask(const Window<D, Index>& window, Index p) {
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) window.mask(raw[i], p, D::from_acc(Op::pad(i)));
   }
   __device__ void unpack(Values& values) const {
 #pragma unroll
