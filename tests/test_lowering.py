@@ -133,7 +133,12 @@ def test_export_of_symbolic_shapes(cpu, dims, gradient):
 def test_threads_calling_at_once(platform, path):
     """Eight threads, each with its own data, share one compiled call."""
     f = jax.jit(lambda x: softmax(x, path=path))
-    inputs = [RNG.standard_normal((5, 20_001)).astype(np.float32) for _ in range(8)]
+    # Committed to the device: the default device of this thread is not that of the others.
+    device = jax.devices(platform)[0]
+    inputs = [
+        jax.device_put(RNG.standard_normal((5, 20_001)).astype(np.float32), device)
+        for _ in range(8)
+    ]
     want = [np.asarray(f(x)) for x in inputs]
 
     def work(i):
