@@ -105,8 +105,8 @@ ONE_PASS_TWO_INPUTS = (  # two inputs of any dtype
     (2048, 8),  # 16384 x 16384: 371, 371 with 16
     (4096, 16),  # 8192 x 32000: 370, 449 two_pass
 )
-# With fewer lanes than this an SM, a row gets twice as many: 2048 x 1024 takes 4.5 us with 64 lanes a
-# row, 4.8 with 32; 32 x 4096 2.8 with 512, 3.2 with 128; 1024 x 4096 keeps 128, 6.9, 7.7 with 256.
+# With fewer lanes than this an SM, a row gets twice as many: 2048 x 1024 takes 4.5 us with 64 lanes
+# a row, 4.8 with 32; 32 x 4096 2.8 with 512, 3.2 with 128; 1024 x 4096 keeps 128 (6.9; 256: 7.7).
 BUSY_LANES = 512
 # Fewer rows than SMs of so many packs are cut. 4 x 32768 float16: 6.0 us, 6.5 one_pass, and
 # backward 5.3 and 6.3; 4 x 16384 stays whole: 3.3, cut 5.7; 64 x 128256: 17, 25 two_pass.
