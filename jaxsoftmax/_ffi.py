@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import warnings
 from pathlib import Path
@@ -53,7 +54,10 @@ def mismatch(built: Version, runtime: Version | None) -> str | None:
 def _load() -> tuple[ModuleType | None, str | None]:
     """The compiled module, and the reason it is not used."""
     try:
-        from . import _native
+        _native = importlib.import_module("._native", __package__)
+    except ModuleNotFoundError:
+        here = Path(__file__).parent
+        return None, f"{here} has no compiled module; install the package, import that copy"
     except ImportError as error:
         return None, str(error)
     return _native, mismatch(tuple(_native.build_info()["ffi_api"]), runtime_version())

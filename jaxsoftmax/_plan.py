@@ -81,7 +81,8 @@ def fixed(path: str | Plan, dtype: Any, n: Any) -> Plan:
 
 
 # Packs of each input that a lane of one_pass keeps in registers: (rows up to so many packs, about
-# so many a lane). Behind each, from an H200: a shape, us of the choice, us of the next best.
+# so many a lane). Behind each, from bench/results/NVIDIA-H200_plans.json: a shape, us of the
+# choice, us of the next best.
 ONE_PASS_NARROW = (  # one input of float16, bfloat16
     (8, 2),  # 1048576 x 64: 70, 74 with 4 a lane
     (128, 4),  # 65536 x 512: 36.1, 37.2 with 8
@@ -108,8 +109,8 @@ ONE_PASS_TWO_INPUTS = (  # two inputs of any dtype
 # With fewer lanes than this an SM, a row gets twice as many: 2048 x 1024 takes 4.5 us with 64 lanes
 # a row, 4.8 with 32; 32 x 4096 2.8 with 512, 3.2 with 128; 1024 x 4096 keeps 128 (6.9; 256: 7.7).
 BUSY_LANES = 512
-# Fewer rows than SMs of so many packs are cut. 4 x 32768 float16: 6.0 us, 6.5 one_pass, and
-# backward 5.3 and 6.3; 4 x 16384 stays whole: 3.3, cut 5.7; 64 x 128256: 17, 25 two_pass.
+# Fewer rows than SMs of so many packs are cut. 4 x 32768 float16: 6.0 us, 6.3 one_pass, and
+# backward 5.3 and 5.8; 4 x 16384 stays whole: 3.3, cut 5.2; 64 x 128256: 17, 23 two_pass.
 SPLIT_PACKS = 4096
 
 
@@ -120,9 +121,8 @@ def _choose_gpu(
         return _unknown_columns(path, 256)
     few_long = rows is not None and rows < on.sms and size >= SPLIT_PACKS
     if path == "split_k" or (path is None and few_long):
-        # About 4 blocks an SM of at least 512 packs, or 1 of 128. On an H200, 4 x 1048576: 12.0 us
-        # with 528 blocks, 13.1 with 264; 16 x 128256: 9.1, 9.5; 4 x 65536: 6.2 with 132 blocks, 6.9
-        # with 264.
+        # About 4 blocks an SM of at least 512 packs, or 1 of 128: 4 x 1048576 takes 12.0 us with
+        # 528 blocks, 12.3 with 264; 4 x 65536 6.2 with 132, 6.4 with 264.
         an_sm = on.sms / (rows or 1)
         splits = max(min(4 * an_sm, size / 512), min(an_sm, size / 128), 1)
         splits = min(round(splits), MAX_SPLITS)
