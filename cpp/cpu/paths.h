@@ -27,7 +27,18 @@ struct PlainLoader {
   }
 };
 
-inline constexpr int kChunk = 32;  // elements folded at once: a few registers of any vector width
+inline constexpr int kChunk = 64;  // elements folded at once: a few registers of any vector width
+
+// The loops over a row, compiled for several instruction sets, the best of which the loader picks:
+// float32 forward takes 1.6 instead of 3.8 ns an element with AVX-512. flatten inlines what they
+// call, so that it is compiled for the same set. Nothing in them may throw: GCC takes calls of a
+// function with clones for calls that cannot.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+#define JAXSOFTMAX_CLONES \
+  __attribute__((flatten, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define JAXSOFTMAX_CLONES
+#endif
 
 template <class Op, class D>
 struct Chunk {
@@ -67,7 +78,7 @@ class Paths {
   void run() const {
     switch (plan_.path) {
       case Path::one_pass:
-        return each(rows_.rows, [this](std::int64_t row) { one_pass(row); });
+        return each(rows_.rows, [this](std::int64_t row) { one_pass(row, scratch()); });
       case Path::two_pass:
         return each(rows_.rows, [this](std::int64_t row) {
           State state;
@@ -110,7 +121,8 @@ class Paths {
     return static_cast<Storage*>(rows_.out) + row * rows_.cols + at;
   }
 
-  void fold(std::int64_t row, std::int64_t from, std::int64_t to, State& state) const {
+  JAXSOFTMAX_CLONES void fold(std::int64_t row, std::int64_t from, std::int64_t to,
+                              State& state) const {
     Chunk<Op, D> chunk{};
     chunks(from, to, [&](std::int64_t at, int count) {
       load(row, at, count, chunk);
@@ -118,8 +130,8 @@ class Paths {
     });
   }
 
-  void map(std::int64_t row, std::int64_t from, std::int64_t to,
-           const typename Op::Row& finished) const {
+  JAXSOFTMAX_CLONES void map(std::int64_t row, std::int64_t from, std::int64_t to,
+                             const typename Op::Row& finished) const {
     Chunk<Op, D> chunk{};
     chunks(from, to, [&](std::int64_t at, int count) {
       load(row, at, count, chunk);
@@ -127,21 +139,29 @@ class Paths {
     });
   }
 
-  void one_pass(std::int64_t row) const {
-    // The scratch holds what the plan says, not what the row needs: the plan is checked to hold it.
-    const std::int64_t capacity = static_cast<std::int64_t>(plan_.lanes()) *
-                                  (plan_.reg_packs + plan_.smem_packs) * kPackBytes;
-    static thread_local std::unique_ptr<std::byte[]> scratch;
+  // The scratch holds what the plan says, not what the row needs: the plan is checked to hold it.
+  std::int64_t capacity() const {
+    return static_cast<std::int64_t>(plan_.lanes()) * (plan_.reg_packs + plan_.smem_packs) *
+           kPackBytes;
+  }
+
+  // This thread's scratch; it may throw, and so is not part of a cloned function.
+  std::byte* scratch() const {
+    static thread_local std::unique_ptr<std::byte[]> memory;
     static thread_local std::int64_t held = 0;
-    if (held < capacity) {
-      scratch.reset();
+    if (held < capacity()) {
+      memory.reset();
       held = 0;
-      scratch.reset(new std::byte[capacity]);
-      held = capacity;
+      memory.reset(new std::byte[capacity()]);
+      held = capacity();
     }
-    const std::int64_t stride = capacity / Op::kInputs;
+    return memory.get();
+  }
+
+  JAXSOFTMAX_CLONES void one_pass(std::int64_t row, std::byte* memory) const {
+    const std::int64_t stride = capacity() / Op::kInputs;
     const auto kept = [&](int i, std::int64_t at) {
-      return scratch.get() + i * stride + at * static_cast<int>(sizeof(Storage));
+      return memory + i * stride + at * static_cast<int>(sizeof(Storage));
     };
     Chunk<Op, D> chunk{};
     State state;
