@@ -4,7 +4,7 @@
 // relative to a reference, its key, about the largest element of input 0:
 //   kKeyed, key()      the reference
 //   expect(key)        raise it before anything is summed
-//   raise(key)         raise it, online, if the sum would overflow without (rescales the sum)
+//   raise(key)         raise it, online, if it lies too far below `key` (rescales the sum)
 //   align(key)         rescale to exactly this reference
 //   add(other)         other has the same key
 // An op (over a Numerics of numerics.h) is, with values[kInputs][K], K a power of two:

@@ -12,7 +12,18 @@ from typing import Any, TypeAlias
 
 from . import _limits
 from ._legal import DTYPES as DTYPES
-from ._legal import MAX_SPLITS, PACK, STATIC_SMEM, Plan, check, dtype_name, find_op, known, packs
+from ._legal import (
+    MAX_SPLITS,
+    MAX_THREADS,
+    PACK,
+    STATIC_SMEM,
+    Plan,
+    check,
+    dtype_name,
+    find_op,
+    known,
+    packs,
+)
 from ._legal import PATHS as PATHS
 from ._limits import KIB, Limits
 from ._limits import LIMITS as LIMITS
@@ -135,7 +146,9 @@ def _choose_gpu(
     if size <= 128:  # rows share a block
         width = min(32, _power_of_2(math.ceil(size / 4)))
         return Plan("two_pass", 128, rows_per_block=128 // width, why="short rows")
-    return Plan("two_pass", _clamp(_power_of_2(math.ceil(size / 4)), 64, 512), why="a long row")
+    return Plan(
+        "two_pass", _clamp(_power_of_2(math.ceil(size / 4)), 64, MAX_THREADS), why="a long row"
+    )
 
 
 def _one_pass_gpu(k: int, itemsize: int, size: int, rows: int | None, on: Limits) -> Plan | None:
@@ -147,13 +160,13 @@ def _one_pass_gpu(k: int, itemsize: int, size: int, rows: int | None, on: Limits
         lanes = _lanes(math.ceil(size / a_lane))
         while rows is not None and rows * lanes < BUSY_LANES * on.sms and lanes < size:
             more = _lanes(2 * lanes)
-            if more > 512 or (more > 256 and size > 4 * more):  # what the registers allow
-                break
+            if more > MAX_THREADS or (2 * more > MAX_THREADS and size > 4 * more):
+                break  # its packs would not fit in the registers of so many threads
             lanes = more
         registers = k * _power_of_2(math.ceil(size / lanes))
         each = max(1, 128 // lanes) if lanes <= 32 else 1
         return Plan("one_pass", lanes * each, each, registers, why="the row fits in registers")
-    threads, registers = 512, 4 * k
+    threads, registers = MAX_THREADS, 4 * k
     shared = k * math.ceil(size / threads) - registers
     two_blocks = on.smem_per_sm // 2 - KIB - STATIC_SMEM
     if depths is ONE_PASS_WIDE and size <= WIDE_SHARED and shared * threads * PACK <= two_blocks:
@@ -163,7 +176,7 @@ def _one_pass_gpu(k: int, itemsize: int, size: int, rows: int | None, on: Limits
 
 def _one_pass_largest(k: int, size: int, on: Limits) -> Plan:
     """For who forces one_pass: the first plan that holds the row, or the largest there is."""
-    for threads, registers in ((512, 4 * k), (256, 32)):
+    for threads, registers in ((MAX_THREADS, 4 * k), (MAX_THREADS // 2, 32)):
         room = (on.smem_per_block - STATIC_SMEM) // (threads * PACK * k) * k
         need = k * math.ceil(size / threads) - registers
         if need <= room:

@@ -14,30 +14,7 @@ from plans import HAND_PLANS, NAMES, capacity, hand_plans, plan_on, run
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, PATHS, SEED_PLANS
 
-SHORT = (
-    1,
-    2,
-    3,
-    7,
-    8,
-    9,
-    31,
-    32,
-    33,
-    63,
-    64,
-    65,
-    127,
-    128,
-    129,
-    255,
-    256,
-    257,
-    1000,
-    1023,
-    1024,
-    1025,
-)
+SHORT = (1, 2, 3, 1000, *(p + d for p in (8, 32, 64, 128, 256, 1024) for d in (-1, 0, 1)))
 MIDDLE = (4095, 4096, 4097, 16385, 50257)
 LONG = (114688, 131075, 1_000_000)
 HAND_COLUMNS = (1, 2, 3, 7, 9, 33, 65, 129, 257, 1000, 4097)

@@ -48,7 +48,8 @@ __device__ inline int anew(int value) {
   return value;
 }
 
-// kRegs and smem_packs count packs of each input. All loads are issued before the first use.
+// kRegs and smem_packs count packs of each input. All loads into registers are
+// issued before the first use.
 template <class Op, class D, int kRegs>
 __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::kBlocks)
     one_pass(Rows rows, int rows_per_block, int lanes_a_row, int smem_packs) {
