@@ -1,14 +1,16 @@
 """Command line: check every path against the oracle, time softmax and its gradient, report.
 
-    python3 -m bench [--quick] [--dtype NAME] [--shapes 128x1024,...] [--seed-table] [--out DIR]
+    python3 -m bench [--quick] [--dtype NAME] [--op OP] [--shapes 128x1024,...] [--out DIR]
+    python3 -m bench --seed-table | --regret | --cliffs | --traffic
+    python3 -m bench --peers FILE.csv [--from RESULT.json]
 
 Exit status: 0 all right, 1 a wrong result or a measurement that failed, 2 a bad option.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
-from typing import Any
 
 try:
     import jax
@@ -19,8 +21,15 @@ try:
 except ImportError as error:
     sys.exit(f'{error}: run python3 -m pip install ".[bench]" first')
 
-from . import check, report, runs, shapes
-from .timing import Effort, TimingError, on_gpu
+from . import cliffs, peers, regret, report, runs, shapes, table, traffic
+from .timing import on_gpu
+
+MODES = {
+    "seed_table": (table.run, "the seed's five kernels, forced, and the planner's choice"),
+    "regret": (regret.run, "every sensible plan of each shape: what the planner loses"),
+    "cliffs": (cliffs.run, "time a byte on both sides of powers of two and of thresholds"),
+    "traffic": (traffic.run, "DRAM bytes of each kind of plan, counted by ncu"),
+}
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -28,17 +37,32 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     names = ", ".join(_plan.DTYPES)
     parser.add_argument("--quick", action="store_true", help="few shapes, under a minute")
     parser.add_argument("--dtype", help=f"{names} (default: float16 on a GPU, else float32)")
+    text = "default: both; with --regret and --cliffs softmax"
+    parser.add_argument("--op", choices=(*runs.OPS, "both"), help=text)
     parser.add_argument("--shapes", help="ROWSxCOLUMNS, separated by commas, instead of the grid")
-    parser.add_argument("--seed-table", action="store_true", help="the seed's five kernels, forced")
+    modes = parser.add_mutually_exclusive_group()
+    for name, (_, text) in MODES.items():
+        modes.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
+    parser.add_argument("--peers", type=Path, metavar="CSV", help="figures to print ours beside")
+    text = "with --peers: an earlier run's result; nothing is timed"
+    parser.add_argument("--from", type=Path, dest="source", metavar="JSON", help=text)
     parser.add_argument("--out", type=Path, default=Path("bench/out"), help="folder of results")
     parser.add_argument("--no-plot", action="store_true", help="write the JSON alone")
     args = parser.parse_args(argv)
+    args.mode = next((name for name in MODES if getattr(args, name)), None)
+    args.check_dtypes = [args.dtype] if args.dtype else list(_plan.DTYPES)
     args.dtype = args.dtype or ("float16" if on_gpu() else "float32")
     if args.dtype not in _plan.DTYPES:
         parser.exit(2, f"unknown dtype {args.dtype!r}: one of {names}\n")
+    if args.source and not args.peers:
+        parser.exit(2, "--from is for --peers\n")
+    op = args.op or ("softmax" if args.mode in ("regret", "cliffs") else "both")
+    args.ops = runs.OPS if op == "both" else (op,)
     try:
         args.grid = shapes.parse(args.shapes) if args.shapes else list(grid(args))
-    except ValueError as error:
+        args.peers = peers.read(args.peers) if args.peers else None
+        args.source = json.loads(args.source.read_text()) if args.source else None
+    except (ValueError, OSError) as error:
         parser.exit(2, f"{error}\n")
     return args
 
@@ -51,73 +75,37 @@ def grid(args: argparse.Namespace) -> tuple[shapes.Shape, ...]:
     return shapes.SEED if args.seed_table else shapes.GPU
 
 
-def run_checks(out: report.Report, args: argparse.Namespace, progress: Progress) -> bool:
-    """Every op, dtype and path against the oracle: a line for each op and dtype."""
-    task = progress.add_task("checking every path", total=None)
-    results = []
-    for result in check.every_path(args.quick):
-        results.append(result)
-        out.data["check"].append(vars(result) | {"ok": result.ok})
-        progress.update(task, advance=1)
-    progress.remove_task(task)
-    for line, ok in report.check_table(results):
-        out.line(line, None if ok else "bold red")
-    return all(r.ok for r in results)
-
-
-def seed_line(entry: dict[str, Any]) -> str:
-    cells = [entry["samples"].get(name, {}).get("median_us") for name in runs.SEED_COLUMNS]
-    text = " ".join(f"{'-' if c is None else format(c, '.2f'):>11}" for c in cells)
-    worst = max(entry["ulp"].values())
-    return f"{'x'.join(map(str, entry['shape'])):>14} {text} {worst:>6.2f} {entry['planner']}"
+def compare(args: argparse.Namespace, console: Console) -> int:
+    """An earlier result beside the peers' figures."""
+    rows = [row for shape in args.source["shapes"] for row in shape.get("rows", [])]
+    environment, dtype = args.source["environment"], args.source["options"]["dtype"]
+    console.print(f"{environment['device']}, {dtype}, commit {environment['commit']}")
+    for text in peers.lines(peers.compare(rows, args.peers, dtype)):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     args = options(argv)
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    if args.source:
+        return compare(args, console)
     if args.dtype == "float64":
         jax.config.update("jax_enable_x64", True)
-    # About 30 ms of device time a case and round on a GPU; wall time a case on a CPU.
-    rounds, budget = (1 if args.quick else 3), (0.03 if on_gpu() else 0.15 if args.quick else 0.6)
-    effort = Effort(rounds, budget)
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    kept = {"dtype": args.dtype, "quick": args.quick, "seed_table": args.seed_table}
-    name = args.dtype + ("_seed" if args.seed_table else "") + ("_quick" if args.quick else "")
+    kept = {"dtype": args.dtype, "ops": args.ops, "quick": args.quick, "mode": args.mode}
+    kept["seed_table"] = args.seed_table
+    suffix = {None: "", "seed_table": "_seed"}.get(args.mode, f"_{args.mode}")
+    op = f"_{args.op}" if args.op else ""
+    name = args.dtype + suffix + op + ("_quick" if args.quick else "")
     out = report.Report(args.out, name, kept, console)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    good = True
+    run = MODES[args.mode][0] if args.mode else table.run
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        good &= run_checks(out, args, progress)
-        out.save()
-        seed_head = " ".join(f"{c:>11}" for c in runs.SEED_COLUMNS)
-        out.line(
-            f"{'shape':>14} {seed_head} {'ulp':>6} planner's choice (all in us)"
-            if args.seed_table
-            else report.table_head()
-        )
-        task = progress.add_task("timing", total=len(args.grid))
-        for shape in args.grid:
-            progress.update(task, description=f"timing {shape[0]}x{shape[1]}")
-            try:
-                entry = (runs.time_seed if args.seed_table else runs.time_shape)(
-                    shape, args.dtype, effort
-                )
-            except (TimingError, jax.errors.JaxRuntimeError) as error:
-                entry = {"shape": shape, "ok": False, "error": str(error)}
-                out.line(f"{shape[0]}x{shape[1]}: {error}", "bold red")
-            else:
-                style = None if entry["ok"] else "bold red"
-                for row in entry.get("rows", []):
-                    out.line(report.table_row(row), style)
-                if args.seed_table:
-                    out.line(seed_line(entry), style)
-            good &= entry["ok"]
-            out.data["shapes"].append(entry)
-            out.save()
-            progress.advance(task)
+        good = run(out, args, progress)
     out.data["complete"] = True
     out.save()
     out.line(f"wrote {out.path}")
-    if not args.no_plot and not args.seed_table:
+    if not args.no_plot and args.mode is None:
         picture = out.path.with_suffix(".png")
         report.plot(out.data, picture)
         out.line(f"wrote {picture}")

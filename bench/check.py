@@ -3,7 +3,8 @@
 A small judge of its own: the test suite's oracle is another, and neither imports the other.
 """
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsoftmax
-from jaxsoftmax import _ops, _plan, _primitive
+from jaxsoftmax import _limits, _ops, _plan, _primitive
 
+from . import candidates
 from .timing import on_gpu
 
 # The contract, in ulps of the output's dtype. Backward: of the largest term that is subtracted.
@@ -25,7 +27,8 @@ QUICK_LENGTHS = (8, 4099)
 
 @dataclass(frozen=True)
 class Result:
-    """One verdict; `ulp` is infinite where a NaN, an infinity or a whole row is wrong."""
+    """One verdict; `ulp` is infinite where a NaN, an infinity or a whole row is wrong, or where it
+    did not run at all: `error` says why."""
 
     op: str
     dtype: str
@@ -33,16 +36,21 @@ class Result:
     columns: int
     ulp: float
     bound: float
+    error: str = ""
 
     @property
     def ok(self) -> bool:
         return self.ulp <= self.bound
 
 
+def limits_here() -> _limits.Limits:
+    """The limits of the device that JAX uses: it may have been told to leave a GPU alone."""
+    return _limits.resolve(None if on_gpu() else "cpu")
+
+
 def plan_here(op: str, dtype: str, shape: tuple[int, int], path: Any = None) -> jaxsoftmax.Plan:
-    """The plan for the device that JAX uses: it may have been told to leave a GPU alone."""
-    limits = None if on_gpu() else "cpu"
-    return jaxsoftmax.plan(op, dtype, *shape, limits=limits, path=path)
+    """The plan for the device that JAX uses."""
+    return jaxsoftmax.plan(op, dtype, *shape, limits=limits_here(), path=path)
 
 
 def _wide(dtype: Any) -> Any:
@@ -143,7 +151,7 @@ def gradient_like_jnp(y: jax.Array, dy: jax.Array, dx: jax.Array) -> jax.Array:
     return _near(dx, v * (d - t), term, BACKWARD_BOUND)
 
 
-def _one(op: str, x: np.ndarray, path: str, rng: np.random.Generator) -> float:
+def _one(op: str, x: np.ndarray, path: Any, rng: np.random.Generator) -> float:
     if op == "softmax":
         return forward_error(
             x, np.asarray(_primitive.bind(op, jnp.asarray(x), axes=(-1,), path=path))
@@ -156,19 +164,32 @@ def _one(op: str, x: np.ndarray, path: str, rng: np.random.Generator) -> float:
     return backward_error(y, dy, np.asarray(dx))
 
 
-def every_path(quick: bool, dtypes: list[str] | None = None) -> Iterator[Result]:
-    """Checks op x dtype x path x length, every path forced, where the plan is legal."""
-    for op in _ops.OPS:
-        for dtype in dtypes or _plan.DTYPES:
-            for path in (*_plan.PATHS, *_plan.SEED_PLANS):
-                for n in QUICK_LENGTHS if quick else LENGTHS:
-                    rng = np.random.default_rng(n)
-                    x = hard_rows(n, jnp.dtype(dtype), rng)
-                    try:
-                        plan_here(op, dtype, (len(x), n), path)
-                    except ValueError:
-                        continue  # this path does not hold this length
-                    with jax.enable_x64(True), np.errstate(over="ignore"):
-                        error = _one(op, x, path, rng)
+def every_path(
+    quick: bool, dtypes: Iterable[str] = tuple(_plan.DTYPES), ops: Iterable[str] = tuple(_ops.OPS)
+) -> Iterator[Result]:
+    """Checks op x dtype x path x length, every path and kind forced, where the plan is legal."""
+    for op in ops:
+        for dtype in dtypes:
+            for n in QUICK_LENGTHS if quick else LENGTHS:
+                rng = np.random.default_rng(n)
+                x = hard_rows(n, jnp.dtype(dtype), rng)
+                for name, plan in _forced(op, dtype, (len(x), n)).items():
                     bound = FORWARD_BOUND[dtype] if op == "softmax" else BACKWARD_BOUND
-                    yield Result(op, dtype, path, n, error, bound)
+                    worst_ulp, failed = float("inf"), ""
+                    with jax.enable_x64(True), np.errstate(over="ignore"):
+                        try:
+                            worst_ulp = _one(op, x, plan, rng)
+                        except jax.errors.JaxRuntimeError as error:
+                            failed = str(error)
+                    yield Result(op, dtype, name, n, worst_ulp, bound, failed)
+
+
+def _forced(op: str, dtype: str, shape: tuple[int, int]) -> dict[str, Any]:
+    """What to force on a shape: the names of paths, and a plan of each kind that has no name."""
+    legal: dict[str, Any] = {}
+    for name in (*_plan.PATHS, *_plan.SEED_PLANS):
+        with contextlib.suppress(ValueError):  # this path does not hold this length
+            plan_here(op, dtype, shape, name)
+            legal[name] = name
+    kinds = candidates.by_kind(op, dtype, *shape, limits_here())
+    return legal | {name: plan for name, plan in kinds.items() if name not in legal}

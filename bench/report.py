@@ -10,15 +10,17 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from rich.console import Console
 
 import jaxsoftmax
 from jaxsoftmax import _ffi
 
 from .check import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE_DEFAULT = 64 << 20  # assumed last-level cache where the device does not say
@@ -97,7 +99,7 @@ def _plain(value: Any) -> Any:
 class Report:
     """Collects a run's results; every `save` leaves a whole file on disk."""
 
-    def __init__(self, out: Path, name: str, options: dict[str, Any], console: Console) -> None:
+    def __init__(self, out: Path, name: str, options: dict[str, Any], console: "Console") -> None:
         self.console = console
         self.data: dict[str, Any] = {
             "schema": 1,
@@ -132,11 +134,11 @@ class Report:
 def check_table(results: list[Result]) -> Iterator[tuple[str, bool]]:
     """(line, all right) for each op and dtype: the worst ulp over all lengths, a column a path."""
     paths = list(dict.fromkeys(r.path for r in results))
-    yield f"{'worst ulp (bound)':<28}" + "".join(f"{p:>11}" for p in paths), True
+    yield f"{'worst ulp (bound)':<28}" + "".join(f"{p:>13}" for p in paths), True
     for op, dtype in dict.fromkeys((r.op, r.dtype) for r in results):
         mine = [r for r in results if (r.op, r.dtype) == (op, dtype)]
         worst = [max((r.ulp for r in mine if r.path == p), default=None) for p in paths]
-        cells = "".join(f"{'-' if w is None else format(w, '.2f'):>11}" for w in worst)
+        cells = "".join(f"{'-' if w is None else format(w, '.2f'):>13}" for w in worst)
         bad = ", ".join(dict.fromkeys(f"{r.columns}" for r in mine if not r.ok))
         line = f"{f'{op} {dtype} ({mine[0].bound:g})':<28}{cells}"
         yield line + (f"  WRONG at {bad} columns" if bad else ""), not bad
@@ -144,8 +146,8 @@ def check_table(results: list[Result]) -> Iterator[tuple[str, bool]]:
 
 def table_head() -> str:
     return (
-        f"{'shape':>14} {'what':<7} {'path':<22} {'ulp':>6} {'ours us':>10} {'jax.nn us':>10} "
-        f"{'ratio':>6} {'% copy':>7} {'GB/s':>7}"
+        f"{'shape':>14} {'what':<7} {'path':<24} {'ulp':>6} {'ours us':>10} {'jax.nn us':>10} "
+        f"{'ratio':>6} {'score':>6} {'GB/s':>7}"
     )
 
 
@@ -153,10 +155,17 @@ def table_row(row: dict[str, Any]) -> str:
     shape = "x".join(str(n) for n in row["shape"])
     error = "" if row["ulp"] is None else f"{row['ulp']:.2f}"
     return (
-        f"{shape:>14} {row['what']:<7} {row['path']:<22} {error:>6} {row['ours_us']:>10.2f} "
-        f"{row['jax_us']:>10.2f} {row['ratio']:>6.2f} {row['percent_of_copy']:>7.1f} "
+        f"{shape:>14} {row['what']:<7} {row['path']:<24} {error:>6} {row['ours_us']:>10.2f} "
+        f"{row['jax_us']:>10.2f} {row['ratio']:>6.2f} {row['score']:>6.2f} "
         f"{row['gb_per_s']:>7.1f}"
     )
+
+
+def ceilings_row(entry: dict[str, Any]) -> str:
+    """What the bytes alone take: the score is copy / ours forward, triad / ours backward."""
+    shape = "x".join(str(n) for n in entry["shape"])
+    cells = ", ".join(f"{k} {c['us']:.2f} us ({c['by']})" for k, c in entry["ceilings"].items())
+    return f"{shape:>14} {'memory':<7} {cells}"
 
 
 def plot(data: dict[str, Any], path: Path) -> None:

@@ -1,19 +1,11 @@
-"""The grids of shapes, the rotated input buffers, and the functions that are timed on them."""
+"""The grids of shapes, and the rotated input buffers."""
 
-import contextlib
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-
-import jaxsoftmax
-from jaxsoftmax import _plan
-
-from .check import plan_here
-from .timing import Case, TimingError
 
 Shape = tuple[int, int]
 
@@ -33,8 +25,33 @@ SEED: tuple[Shape, ...] = (
     (4, 8388608),
     (4, 33554432),
 )
-# Beside it on a GPU: very short rows, an odd vocabulary, one row alone.
-GPU: tuple[Shape, ...] = (*SEED, (1048576, 64), (8192, 50257), (1, 33554432))
+# Beside it on a GPU: short rows, vocabularies, long rows, one row alone; 36 with the seed's.
+GPU: tuple[Shape, ...] = (
+    *SEED,
+    (1048576, 64),
+    (262144, 128),
+    (65536, 512),
+    (131072, 1024),
+    (32768, 2048),
+    (32768, 8192),
+    (16384, 16384),
+    (8192, 32000),
+    (8192, 32768),
+    (8192, 50257),
+    (4096, 65536),
+    (4096, 128256),
+    (4096, 151936),
+    (2048, 131072),
+    (1024, 262144),
+    (256, 1048576),
+    (1, 50257),
+    (1, 128256),
+    (16, 128256),
+    (64, 128256),
+    (128, 151936),
+    (32, 1048576),
+    (1, 33554432),
+)
 GPU_QUICK: tuple[Shape, ...] = ((128, 1024), (2048, 4096), (4, 262144), (4, 8388608))
 # On a CPU no array exceeds 64 MB in float32.
 CPU: tuple[Shape, ...] = (
@@ -66,6 +83,23 @@ def parse(text: str) -> list[Shape]:
     return shapes
 
 
+# What fills every buffer, repeated: its prime length keeps rows from being alike.
+PERIOD = 1048573
+
+
+@functools.cache
+def _pattern(dtype: str) -> jax.Array:
+    return jax.random.normal(jax.random.key(0), (PERIOD,), dtype)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _fill(pattern: jax.Array, start: int, shape: Shape) -> jax.Array:
+    size = shape[0] * shape[1]
+    repeats = -(-size // PERIOD)
+    moved = jnp.roll(pattern, start)
+    return jnp.broadcast_to(moved, (repeats, PERIOD)).reshape(-1)[:size].reshape(shape)
+
+
 @dataclass
 class Buffers:
     """Inputs of one shape, enough of them that a round trip through all exceeds the cache."""
@@ -74,67 +108,14 @@ class Buffers:
     dy: list[jax.Array]
 
     @classmethod
-    def make(cls, shape: Shape, dtype: Any, cache_bytes: int, most: int) -> "Buffers":
+    def make(
+        cls, shape: Shape, dtype: Any, cache_bytes: int, most: int, gradient: bool = True
+    ) -> "Buffers":
+        """`dy` is empty without `gradient`."""
         size = shape[0] * shape[1] * jnp.dtype(dtype).itemsize
         count = max(2, min(most, -(-cache_bytes // size)))
-        normal = jax.jit(lambda key: jax.random.normal(key, shape, dtype))
-        keys = jax.random.split(jax.random.key(0), 2 * count)
-        arrays = [normal(k) for k in keys]
-        assert arrays[0].dtype == jnp.dtype(dtype)  # float64 without x64 would be float32
+        pattern = _pattern(jnp.dtype(dtype).name)
+        assert pattern.dtype == jnp.dtype(dtype)  # float64 without x64 would be float32
+        total = count * (1 + gradient)
+        arrays = [_fill(pattern, 977 * i, shape) for i in range(total)]
         return cls(arrays[:count], arrays[count:])
-
-
-def _named(fn: Callable[..., Any], name: str) -> Any:
-    fn.__name__ = name  # what a profiler or a dump calls the jitted module
-    return jax.jit(fn)
-
-
-def copies(buffers: Buffers) -> list[Case]:
-    """Plain copies (a kernel, the runtime's own) and the triad: the speed of the memory itself."""
-    neg = _named(lambda x: lax.neg(x), "copy_kernel")
-    add = _named(lambda a, b: a + b, "triad")
-    if "negate" not in neg.lower(buffers.x[0]).compile().as_text():
-        raise TimingError("XLA removed the copy kernel: its HLO holds no negate")
-    one = [(x,) for x in buffers.x]
-    return [
-        Case("copy_kernel", neg, one),
-        Case("copy_runtime", _named(lambda x: jnp.copy(x), "copy_runtime"), one),
-        Case("triad", add, list(zip(buffers.x, buffers.dy, strict=True))),
-    ]
-
-
-def gradients(buffers: Buffers, softmax: Callable[..., Any], label: str) -> list[Case]:
-    """Forward, backward alone (from the residuals of the forward), and both in one jit."""
-
-    def both(x: jax.Array, dy: jax.Array) -> Any:
-        y, pull = jax.vjp(softmax, x)
-        return y, pull(dy)[0]
-
-    forward = _named(lambda x: softmax(x), f"{label}_fwd")
-    backward = _named(lambda pull, dy: pull(dy)[0], f"{label}_bwd")
-    residuals = jax.jit(lambda x: jax.vjp(softmax, x)[1])
-    pairs = list(zip(buffers.x, buffers.dy, strict=True))
-    pulls = [(residuals(x), dy) for x, dy in pairs]
-    return [
-        Case(f"{label}_fwd", forward, [(x,) for x in buffers.x]),
-        Case(f"{label}_bwd", backward, pulls),
-        Case(f"{label}_both", _named(both, f"{label}_both"), pairs),
-    ]
-
-
-def seed_plans(shape: Shape, dtype: str) -> dict[str, jaxsoftmax.Plan]:
-    """The article's five kernels as plans, those that can hold this shape on this device."""
-    plans = {}
-    for name in _plan.SEED_PLANS:
-        with contextlib.suppress(ValueError):  # it does not fit this kernel: a dash in the table
-            plans[name] = plan_here("softmax", dtype, shape, name)
-    return plans
-
-
-def forced(buffers: Buffers, plans: dict[str, jaxsoftmax.Plan]) -> list[Case]:
-    """One forward case for each forced plan."""
-    one = [(x,) for x in buffers.x]
-    return [
-        Case(name, _named(lambda x, p=plan: jaxsoftmax.softmax(x, path=p), f"seed_{name}"), one)
-        for name, plan in plans.items()
-    ]

@@ -1,44 +1,21 @@
-"""How long a call takes: kernel time from the profiler on a GPU, paired wall time on a CPU.
+"""How long a call takes: device time on a GPU (trace.py), paired wall time on a CPU.
 
-GPU: the calls run under jax.profiler.trace and the durations of the kernels, memcpys and memsets
-that CUPTI recorded on the device's stream lines are summed for each call: no launch gap and no host
-time is in them. Inputs and outputs rotate among enough buffers that every call finds a cold L2.
+GPU: inputs and outputs rotate among enough buffers that every call finds a cold L2.
 CPU: every round runs all cases once, in a shifting order; ratios are medians of paired rounds.
 """
 
-import itertools
 import statistics
-import tempfile
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import jax
 
-# Where the rotation stands. One for all cases: the buffers one case has just left in the cache must
-# not be the first that the next case reads.
-_TURN = itertools.count()
-GPU_PLANE = "/device:GPU:0"
-STREAM = "Stream #"
-
-
-class TimingError(RuntimeError):
-    """A measurement that cannot be trusted, with the reason."""
-
-
-@dataclass
-class Case:
-    """A jitted function and the tuples of arguments it is called on in turn."""
-
-    label: str
-    fn: Callable[..., Any]
-    inputs: list[tuple[Any, ...]]
-
-    def next(self) -> tuple[Any, ...]:
-        return self.inputs[next(_TURN) % len(self.inputs)]
+from .trace import GROUP as GROUP
+from .trace import Case as Case
+from .trace import TimingError as TimingError
+from .trace import device_time
 
 
 @dataclass
@@ -48,17 +25,33 @@ class Sample:
     times: list[float]
     rounds: list[float]
     kernels: list[str] | None = None  # names of the device events of one call (GPU)
+    spans: list[float] = field(default_factory=list)  # median of each round, gaps counted (GPU)
+    queued: float | None = None  # the least part of a group's calls that did not wait (GPU)
 
     @property
     def median(self) -> float:
         return statistics.median(self.times)
+
+    @property
+    def span(self) -> float:
+        """From a call's first start to its last end: the median of the rounds' medians."""
+        return statistics.median(self.spans or self.rounds)
+
+    @property
+    def spread(self) -> float:
+        """How far rounds differ: the middle half of their medians (of spans), in percent."""
+        values = sorted(self.spans or self.rounds)
+        if len(values) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+        return 100 * (high - low) / statistics.median(values)
 
     def summary(self) -> dict[str, Any]:
         ordered = sorted(self.times)
         low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
         data = asdict(self)
         del data["times"]
-        numbers = {"median_us": self.median, "p10_us": low, "p90_us": high}
+        numbers = {"median_us": self.median, "p10_us": low, "p90_us": high, "span_us": self.span}
         return numbers | {"calls": len(ordered)} | data
 
 
@@ -81,7 +74,48 @@ def measure(cases: list[Case], effort: Effort) -> dict[str, Sample]:
     for case in cases:  # compile, warm up the clocks and the allocator, and learn what a call costs
         _once(case, 1)
         cost[case.label] = min(_once(case, 1) for _ in range(3))
-    return (_device_time if on_gpu() else _wall_time)(cases, effort, cost)
+    if not on_gpu():
+        return _wall_time(cases, effort, cost)
+    most = 4 * GROUP
+    calls = [min(most, max(10, int(effort.budget_s / cost[c.label]))) for c in cases]
+    samples = in_rounds(cases, calls, effort.rounds)
+    for label, sample in samples.items():
+        if isinstance(sample, TimingError):
+            raise TimingError(f"{label}: {sample}") from sample
+    return {k: s for k, s in samples.items() if isinstance(s, Sample)}
+
+
+def in_rounds(
+    cases: Sequence[Case], calls: Sequence[int], rounds: int
+) -> dict[str, Sample | TimingError]:
+    """Rounds of so many calls of each (compiled) case, or why a case has no times."""
+    if not on_gpu():
+        return _wall_rounds(cases, calls, rounds)
+    groups, of = [], []
+    for number in range(rounds):
+        for case, count in zip(cases, calls, strict=True):
+            for start in range(0, count, GROUP):
+                groups.append((case, min(GROUP, count - start)))
+                of.append((case.label, number))
+    samples: dict[str, Sample | TimingError] = {c.label: Sample([], [], []) for c in cases}
+    parts: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
+    for (label, number), timed in zip(of, device_time(groups), strict=True):
+        sample = samples[label]
+        if isinstance(timed, TimingError):
+            samples[label] = timed
+        elif isinstance(sample, Sample):
+            busy, span = parts.setdefault((label, number), ([], []))
+            busy += timed.busy
+            span += timed.span
+            sample.times += timed.busy
+            sample.kernels = timed.kernels
+            sample.queued = min(timed.queued, 1.0 if sample.queued is None else sample.queued)
+    for (label, _), (busy, span) in parts.items():
+        sample = samples[label]
+        if isinstance(sample, Sample):
+            sample.rounds.append(statistics.median(busy))
+            sample.spans.append(statistics.median(span))
+    return samples
 
 
 def ratio(base: Sample, ours: Sample) -> float:
@@ -89,75 +123,6 @@ def ratio(base: Sample, ours: Sample) -> float:
     if base.kernels is None and len(base.times) == len(ours.times):
         return statistics.median(b / o for b, o in zip(base.times, ours.times, strict=True))
     return base.median / ours.median
-
-
-# --- GPU ---
-
-
-def device_events(folder: str) -> list[tuple[float, float, str]]:
-    """(start, duration, name) in ns of everything that ran on the GPU's streams, by start."""
-    files = sorted(Path(folder).rglob("*.xplane.pb"))
-    if not files:
-        raise TimingError(f"jax.profiler wrote no trace under {folder}")
-    data = jax.profiler.ProfileData.from_file(str(files[-1]))
-    seen, events = [], []
-    for plane in data.planes:
-        lines = list(plane.lines) if plane.name == GPU_PLANE else []
-        seen += [plane.name, *(f"{plane.name}: {line.name}" for line in lines)]
-        for line in lines:  # other lines ("XLA Ops", ...) repeat the same time in another view
-            if line.name.startswith(STREAM):
-                events += [(e.start_ns, e.duration_ns, e.name) for e in line.events]
-    if not events:
-        raise TimingError(
-            f"the trace holds no GPU kernels (no events on {GPU_PLANE}, lines {STREAM}...): CUPTI "
-            f"is missing or held by another profiler; the trace has {', '.join(seen) or 'nothing'}"
-        )
-    return sorted(events)
-
-
-def per_call(events: list[tuple[float, float, str]], calls: int) -> tuple[list[float], list[str]]:
-    """Microseconds of each call, and the kernels of one; every call must show the same kernels."""
-    each, rest = divmod(len(events), calls)
-    if rest:
-        names = dict(Counter(name for _, _, name in events))
-        raise TimingError(f"{len(events)} GPU events for {calls} calls, no multiple: {names}")
-    groups = [events[i * each : (i + 1) * each] for i in range(calls)]
-    kinds = [sorted(name for _, _, name in group) for group in groups]
-    if any(kind != kinds[0] for kind in kinds):
-        raise TimingError(f"calls differ in their GPU events: {kinds[0]} and others")
-    return [sum(duration for _, duration, _ in group) / 1e3 for group in groups], kinds[0]
-
-
-def _trace(case: Case, calls: int) -> tuple[list[float], list[str]]:
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # the device's events are all we read
-    options.host_tracer_level = 1
-    for attempt in range(2):  # the profiler may lose events, its very first trace above all
-        # Outputs stay alive for a round trip, so that they rotate among buffers as the inputs do.
-        keep: deque[Any] = deque(maxlen=len(case.inputs))
-        with tempfile.TemporaryDirectory(prefix="jaxsoftmax-bench-") as folder:
-            with jax.profiler.trace(folder, profiler_options=options):
-                for _ in range(calls):
-                    keep.append(case.fn(*case.next()))
-                jax.block_until_ready(list(keep))
-            try:
-                return per_call(device_events(folder), calls)
-            except TimingError as error:
-                if attempt:
-                    raise TimingError(f"{case.label}: {error}") from error
-    raise AssertionError("unreachable")
-
-
-def _device_time(cases: list[Case], effort: Effort, cost: dict[str, float]) -> dict[str, Sample]:
-    samples = {c.label: Sample([], [], []) for c in cases}
-    for _ in range(effort.rounds):
-        for case in cases:
-            times, names = _trace(case, min(200, max(10, int(effort.budget_s / cost[case.label]))))
-            sample = samples[case.label]
-            sample.times += times
-            sample.rounds.append(statistics.median(times))
-            sample.kernels = names
-    return samples
 
 
 # --- CPU ---
@@ -169,6 +134,17 @@ def _once(case: Case, repeat: int) -> float:
     for arg in args:
         jax.block_until_ready(case.fn(*arg))
     return (time.perf_counter() - start) / repeat
+
+
+def _wall_rounds(
+    cases: Sequence[Case], calls: Sequence[int], rounds: int
+) -> dict[str, Sample | TimingError]:
+    samples: dict[str, Sample | TimingError] = {}
+    for case, count in zip(cases, calls, strict=True):
+        times = [[_once(case, 1) * 1e6 for _ in range(count)] for _ in range(rounds)]
+        medians = [statistics.median(t) for t in times]
+        samples[case.label] = Sample([t for each in times for t in each], medians)
+    return samples
 
 
 def _wall_time(cases: list[Case], effort: Effort, cost: dict[str, float]) -> dict[str, Sample]:

@@ -42,7 +42,7 @@ struct BF16 {
 };
 
 struct F16 {
-  using Numerics = FastFloat;
+  using Numerics = FastHalf;
   using Storage = std::uint16_t;
   // Normals move exponent and mantissa into a float's; subnormals are an integer times 2^-24 (a
   // float subnormal on the way would be lost where the caller's thread flushes them).

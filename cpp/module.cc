@@ -58,6 +58,7 @@ nb::object device_limits() {
     out["smem_per_block"] = limits.smem_per_block;
     out["smem_per_sm"] = limits.smem_per_sm;
     out["l2_bytes"] = limits.l2_bytes;
+    out["max_cluster"] = limits.max_cluster;
     out["cooperative"] = limits.cooperative;
     out["capability"] = nb::make_tuple(limits.major, limits.minor);
     return out;

@@ -42,15 +42,14 @@ JAXSOFTMAX_HD Acc larger(Acc a, Acc b) {
 // Combines N values (a power of two) pairwise. Equal terms add up exactly.
 template <class Acc, int N, class Combine>
 JAXSOFTMAX_HD Acc tree(const Acc (&values)[N], Combine combine) {
-  Acc work[N];
+  if constexpr (N == 1) {
+    return values[0];
+  } else {
+    Acc half[N / 2];
 #pragma unroll
-  for (int j = 0; j < N; ++j) work[j] = values[j];
-#pragma unroll
-  for (int half = N / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int j = 0; j < half; ++j) work[j] = combine(work[j], work[j + half]);
+    for (int j = 0; j < N / 2; ++j) half[j] = combine(values[j], values[j + N / 2]);
+    return tree(half, combine);
   }
-  return work[0];
 }
 
 template <class Acc, int N>
@@ -158,7 +157,20 @@ struct FastFloat {
     return e;
   }
   JAXSOFTMAX_HD static float exp_diff(float x, float m) { return exp2((x - m) * kLog2e); }
-  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s) {
+  // A bfloat16 x times 16 bits of log2(e) is exact, and so is the one operation that remains of
+  // x - m for terms of the sum; the bits left out change a term e^d by 5e-6 * d. Where m * log2(e)
+  // would overflow, all that differs from m is infinitely far from it.
+  struct Reference {
+    float scale, shift;
+  };
+  JAXSOFTMAX_HD static Reference reference(float m) {
+    const float scale = fabsf(m) < 1e38f ? 1.44268799f : 1.0f;
+    return {scale, m * scale};
+  }
+  JAXSOFTMAX_HD static float term(float x, Reference from) {
+    return exp2(fmaf(x, from.scale, -from.shift));
+  }
+  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float) {
     float r;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(s.total()));
     return -r;
@@ -168,14 +180,20 @@ struct FastFloat {
   }
 #else
   JAXSOFTMAX_HD static float exp_diff(float x, float m) { return FloatExp(x - m, 0.0f).value(); }
-  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s) { return 1.0f / s.total(); }
+  using Reference = float;
+  JAXSOFTMAX_HD static Reference reference(float m) { return m; }
+  JAXSOFTMAX_HD static float term(float x, Reference from) { return exp_diff(x, from); }
+  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float) { return 1.0f / s.total(); }
   // e^(x - m) / s
   JAXSOFTMAX_HD static float exp_diff_over(float x, float m, Reciprocal r) {
     return exp_diff(x, m) * r;
   }
 #endif
-  JAXSOFTMAX_HD static float factor(float x, float m, Reciprocal r) {
-    return exp_diff_over(x, m, r);
+  // From terms relative to `from` to terms relative to `to`.
+  JAXSOFTMAX_HD static float rescaling(float from, float to) { return exp_diff(from, to); }
+  // From terms relative to `from` to e^(x - m) / s.
+  JAXSOFTMAX_HD static float factor(float from, float m, Reciprocal r) {
+    return exp_diff_over(from, m, r);
   }
   JAXSOFTMAX_HD static float times(float kept, float factor) { return kept * factor; }
   template <int N>
@@ -190,6 +208,30 @@ struct FastFloat {
     for (int j = 0; j < N; ++j) terms[j] = a[j] * b[j];
     add_terms(s, terms);
   }
+};
+
+// float16. On the device its terms are relative to 2^shift, shift = m * log2(e) rounded: one
+// operation of x - m is saved as in bfloat16, and the rounding of shift, 2^-10 for m = 1e4, is the
+// same in all terms; what leaves the sum takes it out.
+struct FastHalf : FastFloat {
+#if defined(__CUDA_ARCH__)
+  using Reference = float;
+  // Not m * kLog2e, which the compiler would merge with additions around it.
+  JAXSOFTMAX_HD static Reference reference(float m) { return __fmul_rn(m, kLog2e); }
+  JAXSOFTMAX_HD static float rounded_off(float m) { return fmaf(m, kLog2e, -reference(m)); }
+  JAXSOFTMAX_HD static float term(float x, Reference shift) {
+    return exp2(fmaf(x, kLog2e, -shift));
+  }
+  JAXSOFTMAX_HD static float rescaling(float from, float to) {
+    return exp2(reference(from) - reference(to));
+  }
+  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float m) {
+    return FastFloat::reciprocal(s, m) + rounded_off(m);
+  }
+  JAXSOFTMAX_HD static float factor(float from, float m, Reciprocal r) {
+    return exp2(reference(from) - reference(m) - rounded_off(m) + r);
+  }
+#endif
 };
 
 struct ExactFloat {
@@ -211,7 +253,11 @@ struct ExactFloat {
     return FloatExp(d.value, d.error);
   }
   JAXSOFTMAX_HD static float exp_diff(float x, float m) { return exp_parts(x, m).value(); }
-  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s) { return Words(1.0 / s.total()); }
+  using Reference = float;
+  JAXSOFTMAX_HD static Reference reference(float m) { return m; }
+  JAXSOFTMAX_HD static float term(float x, Reference from) { return exp_diff(x, from); }
+  JAXSOFTMAX_HD static float rescaling(float from, float to) { return exp_diff(from, to); }
+  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float) { return Words(1.0 / s.total()); }
   JAXSOFTMAX_HD static float exp_diff_over(float x, float m, Reciprocal r) {
     const FloatExp e = exp_parts(x, m);
     return ((e.q * r.value + r.error) + r.value) * e.scale;
@@ -259,7 +305,11 @@ struct ExactDouble {
     const double e = exp(d.value);
     return e + e * d.error;
   }
-  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s) {
+  using Reference = double;
+  JAXSOFTMAX_HD static Reference reference(double m) { return m; }
+  JAXSOFTMAX_HD static double term(double x, Reference from) { return exp_diff(x, from); }
+  JAXSOFTMAX_HD static double rescaling(double from, double to) { return exp_diff(from, to); }
+  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, double) {
     const double value = 1.0 / s.value;
     return {value, fma(-s.value, value, 1.0) - s.error * value};
   }

@@ -7,6 +7,7 @@
 //   raise(key)         raise it, online, if it lies too far below `key` (rescales the sum)
 //   align(key)         rescale to exactly this reference
 //   add(other)         other has the same key
+//   Message, message() what states exchange; a state is made from it
 // An op (over a Numerics of numerics.h) is, with values[kInputs][K], K a power of two:
 //   kInputs, pad(i)    element inputs, and the value of input i that leaves a state as it is
 //   fold(state, values)            adds values; a kKeeps op leaves in values[0] what map_kept takes
@@ -31,6 +32,14 @@ struct MaxSum {
   Acc m = -infinity<Acc>();
   Sum s;
 
+  struct Message {
+    Acc m;
+    typename Sum::Merged s;
+  };
+  JAXSOFTMAX_HD MaxSum() {}
+  JAXSOFTMAX_HD explicit MaxSum(const Message& from) : m(from.m), s(from.s) {}
+  JAXSOFTMAX_HD Message message() const { return {m, s.merged()}; }
+
   JAXSOFTMAX_HD Acc key() const { return m; }
   JAXSOFTMAX_HD void expect(Acc key) { m = larger(m, key); }
   JAXSOFTMAX_HD void raise(Acc key) {
@@ -38,7 +47,7 @@ struct MaxSum {
   }
   // A state that has seen only -inf scales by 0, not by e^(-inf - -inf); a NaN in s stays.
   JAXSOFTMAX_HD void align(Acc to) {
-    s.scale(m == -infinity<Acc>() ? Acc(0) : N::exp_diff(m, to));
+    s.scale(m == -infinity<Acc>() ? Acc(0) : N::rescaling(m, to));
     m = to;
   }
   JAXSOFTMAX_HD void add(const MaxSum& other) { s.add(other.s); }
@@ -49,6 +58,11 @@ struct PlainSum {
   using Sum = typename N::Sum;
   static constexpr bool kKeyed = false;
   Sum s;
+
+  using Message = typename Sum::Merged;
+  JAXSOFTMAX_HD PlainSum() {}
+  JAXSOFTMAX_HD explicit PlainSum(const Message& from) : s(from) {}
+  JAXSOFTMAX_HD Message message() const { return s.merged(); }
 
   JAXSOFTMAX_HD void add(const PlainSum& other) { s.add(other.s); }
 };
@@ -89,12 +103,14 @@ struct Softmax {
 
   template <int K>
   JAXSOFTMAX_HD static void fold(State& state, Acc (&x)[1][K]) {
-    const Acc from = state.m == -infinity<Acc>() ? Acc(0) : state.m;  // e^(-inf - 0) is 0
+    const auto from = N::reference(state.m == -infinity<Acc>() ? Acc(0) : state.m);  // e^-inf is 0
 #pragma unroll
-    for (int j = 0; j < K; ++j) x[0][j] = N::exp_diff(x[0][j], from);
+    for (int j = 0; j < K; ++j) x[0][j] = N::term(x[0][j], from);
     N::add_terms(state.s, x[0]);
   }
-  JAXSOFTMAX_HD static Row finish(const State& state) { return {state.m, N::reciprocal(state.s)}; }
+  JAXSOFTMAX_HD static Row finish(const State& state) {
+    return {state.m, N::reciprocal(state.s, state.m)};
+  }
   JAXSOFTMAX_HD static Acc map(const Acc (&x)[1], const Row& row) {
     return N::exp_diff_over(x[0], row.m, row.r);
   }

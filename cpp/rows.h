@@ -103,7 +103,7 @@ inline ffi::ErrorOr<Call> decode_call(const char* op, int inputs, ffi::Remaining
   if (plan.path == Path::split_k) {
     auto workspace = rets.get<ffi::AnyBuffer>(1);
     if (workspace.has_error()) return ffi::Unexpected(workspace.error());
-    const std::int64_t needed = call.rows.rows * plan.splits * kStateBytes;
+    const std::int64_t needed = workspace_bytes(call.rows.rows, plan.splits);
     const std::int64_t given = static_cast<std::int64_t>((*workspace)->size_bytes());
     if (given < needed) {
       return fail("split_k needs a workspace of " + std::to_string(needed) + " bytes, got " +

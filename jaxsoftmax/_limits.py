@@ -12,7 +12,11 @@ KIB = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a device offers. For a CPU, sms counts its cores and l2_bytes is one core's."""
+    """What a device offers. For a CPU, sms counts its cores and l2_bytes is one core's.
+
+    max_cluster is the largest cluster of blocks that can be active at one time; 0 where the loaded
+    code has neither clusters nor bulk copies, as on sm_80 or where a newer card runs PTX of sm_80.
+    """
 
     name: str
     kind: str  # "gpu" or "cpu"
@@ -20,28 +24,33 @@ class Limits:
     smem_per_block: int
     smem_per_sm: int
     l2_bytes: int
+    max_cluster: int
+    cooperative: bool
 
     @classmethod
     def of_device(cls, found: dict[str, Any]) -> Limits:
         """From `_native.device_limits()`."""
-        fields = ("name", "sms", "smem_per_block", "smem_per_sm", "l2_bytes")
+        fields = [f.name for f in dataclasses.fields(cls) if f.name != "kind"]
         return cls(kind="gpu", **{field: found[field] for field in fields})
 
 
-def _gpu(name: str, sms: int, smem_kib: int, l2_mib: int) -> Limits:
+def _gpu(name: str, sms: int, smem_kib: int, l2_mib: int, max_cluster: int) -> Limits:
     # CUDA keeps 1 KiB of each SM's shared memory for itself, once a block.
-    return Limits(name, "gpu", sms, (smem_kib - 1) * KIB, smem_kib * KIB, l2_mib * KIB * KIB)
+    block, sm, l2 = (smem_kib - 1) * KIB, smem_kib * KIB, l2_mib * KIB * KIB
+    return Limits(name, "gpu", sms, block, sm, l2, max_cluster, cooperative=True)
 
 
-# The vendors' published figures. A CPU's smem_per_block bounds the scratch a thread may use.
+# A CPU's smem_per_block bounds the scratch a thread may use.
+_CORES, _SCRATCH = os.cpu_count() or 1, 64 * KIB * KIB
+# The vendors' published figures.
 LIMITS = {
-    "cpu": Limits("cpu", "cpu", os.cpu_count() or 1, 64 * KIB * KIB, 64 * KIB * KIB, KIB * KIB),
-    "a100": _gpu("a100", 108, 164, 40),
-    "rtx4090": _gpu("rtx4090", 128, 100, 72),
-    "h100": _gpu("h100", 132, 228, 50),
-    "h200": _gpu("h200", 132, 228, 50),
-    "b200": _gpu("b200", 148, 228, 126),
-    "rtx5090": _gpu("rtx5090", 170, 100, 96),
+    "cpu": Limits("cpu", "cpu", _CORES, _SCRATCH, _SCRATCH, KIB * KIB, 0, cooperative=False),
+    "a100": _gpu("a100", 108, 164, 40, 0),
+    "rtx4090": _gpu("rtx4090", 128, 100, 72, 0),
+    "h100": _gpu("h100", 132, 228, 50, 16),
+    "h200": _gpu("h200", 132, 228, 50, 16),
+    "b200": _gpu("b200", 148, 228, 126, 16),
+    "rtx5090": _gpu("rtx5090", 170, 100, 96, 8),
 }
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from conftest import devices_of
 from oracle import Expected, as_dtype, wide
-from plans import hand_plans, run, run_native
+from plans import GPU_ONLY, capacity, granted, hand_plans, limits_on, run, run_native
 
 import jaxsoftmax
-from jaxsoftmax import Plan, softmax
+from jaxsoftmax import Plan, _native, softmax
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, PATHS
 
@@ -38,6 +38,7 @@ import sys
 sys.path[:0] = {roots!r}
 import jax, numpy as np
 from oracle import assert_close
+from jaxsoftmax import Plan
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._primitive import bind
 op, path = {op!r}, {path!r}
@@ -50,10 +51,14 @@ for seed in range(4):  # capture, then replay with other data in other buffers
 """
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", (*PATHS, "cluster_sixteen", "bulk_cluster", "cooperative"))
 @pytest.mark.parametrize("op", OPS)
 def test_captured_in_a_graph_and_replayed(tmp_path, op, path):
     """A program of nothing but the call becomes a command buffer, and replays with new data."""
+    if path in GPU_ONLY:
+        path = hand_plans(op, "float32", 5003, "cuda").get(path)
+        if path is None:
+            pytest.skip("not on this device")
     flags = os.environ.get("XLA_FLAGS", "")
     flags += f" --xla_gpu_graph_min_graph_size=1 --xla_dump_to={tmp_path}"
     environment = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -101,6 +106,28 @@ def test_agrees_with_the_cpu(op, dtype, path):
     assert near[expected.finite].all()
 
 
+def test_limits_of_the_attached_device():
+    limits, found = limits_on("cuda"), _native.device_limits()
+    assert limits.kind == "gpu" and limits.name == found["name"]
+    assert limits.max_cluster in ((0, 1, 2, 4, 8, 16) if found["capability"] >= (9, 0) else (0,))
+
+
+@pytest.mark.parametrize("name", GPU_ONLY)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_full_clusters_and_rings(op, dtype, name):
+    """Rows as long as the plan can hold, whole packs and odd; pieces that go round their ring."""
+    plan = GPU_ONLY[name](OPS[op].inputs)
+    if not granted(plan, dtype, limits_on("cuda")):
+        pytest.skip("not on this device")
+    whole, odd = capacity(plan, op, dtype, 0), capacity(plan, op, dtype, 1)
+    beyond = (whole + 1, 5 * whole // 4 + 1, 3 * whole) if plan.path == "split_k" else ()
+    # The second of two rows of odd - 2 starts at the last column of a pack or line.
+    for n in (whole, odd, odd - 2, whole // 2 + 1, *beyond):
+        inputs, expected = cases.expected(op, cases.make("used_range", 2, n, as_dtype(dtype)))
+        expected.check(run(op, *inputs, path=plan))
+
+
 @pytest.mark.parametrize("rows", [65535, 65536, 70000])
 @pytest.mark.parametrize("op", OPS)
 def test_many_rows(op, rows):
@@ -108,7 +135,7 @@ def test_many_rows(op, rows):
     x = cases.make("normal", rows, 19, as_dtype("float32"))
     inputs = (x,) if OPS[op].inputs == 1 else (np.abs(x) / 100, x[::-1].copy())
     expected = Expected(op, inputs)
-    for path in (None, *PATHS, *hand_plans(op, "float32", 19).values()):
+    for path in (None, *PATHS, *hand_plans(op, "float32", 19, "cuda").values()):
         expected.check(run(op, *inputs, path=path))
 
 

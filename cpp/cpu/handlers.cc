@@ -10,6 +10,13 @@
 namespace jaxsoftmax::cpu {
 namespace {
 
+// What the plan asks for that no CPU has; empty if nothing.
+std::string gpu_only(const Plan& plan) {
+  return plan.gpu_only() ? "plan needs a GPU: a cluster (splits of one_pass) or a ring (smem_packs "
+                           "without reg_packs)"
+                         : "";
+}
+
 template <template <class> class Op, class D>
 void run(const Rows& rows, const Plan& plan, ffi::ThreadPool* pool) {
   using Bound = Op<typename D::Numerics>;
@@ -22,6 +29,7 @@ ffi::Error handle(const char* name, ffi::ThreadPool pool, ffi::RemainingArgs arg
                   ffi::RemainingRets rets, const Plan& plan, std::int32_t reduced) {
   auto call = decode_call(name, Op<FastFloat>::kInputs, args, rets, plan, reduced);
   if (call.has_error()) return call.error();
+  if (const std::string why = gpu_only(plan); !why.empty()) return invalid(name, why);
   if (call->empty()) return ffi::Error::Success();
   try {
     switch (call->dtype) {
@@ -56,7 +64,7 @@ std::vector<std::vector<int>> count(std::int64_t rows, std::int64_t cols, const 
   using Bound = Op<ExactFloat>;
   std::vector<float> in(rows * cols), out(rows * cols);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i % 7);
-  std::vector<std::byte> workspace(rows * plan.splits * kStateBytes);
+  std::vector<std::byte> workspace(workspace_bytes(rows, plan.splits));
   Rows view{{in.data(), in.data()}, out.data(), workspace.data(), rows, cols};
   std::vector<std::vector<std::atomic<int>>> counts;
   for (int i = 0; i < Bound::kInputs; ++i) counts.emplace_back(in.size());
@@ -87,6 +95,7 @@ std::vector<std::vector<int>> count_reads(const std::string& op, std::int64_t ro
   if (op == #name) {                                                                     \
     const std::string why = refusal(plan, Op<ExactFloat>::kInputs, sizeof(float), cols); \
     if (!why.empty()) throw std::invalid_argument("count_reads: plan " + why);           \
+    if (plan.gpu_only()) throw std::invalid_argument("count_reads: " + gpu_only(plan));  \
     return count<Op>(rows, cols, plan);                                                  \
   }
   JAXSOFTMAX_OPS(JAXSOFTMAX_OP)

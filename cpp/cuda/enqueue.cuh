@@ -1,18 +1,23 @@
 // Puts a kernel on a stream, or prepares it before a stream is captured into a graph.
 #pragma once
 
-#include <atomic>
+#include <map>
 #include <mutex>
+#include <tuple>
 
 #include "launch.h"
 
 namespace jaxsoftmax::cuda {
 
-// Blocks of a grid: enough for `items`; kernels stride over what a grid of 2^31 - 1 cannot hold.
-inline unsigned grid_for(std::int64_t items) {
-  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
-  return static_cast<unsigned>(items < kMost ? items : kMost);
-}
+// How a kernel runs. `unit` neighbouring blocks share rows; as a cluster if `cluster`.
+struct Launch {
+  int threads, smem = 0, unit = 1;
+  bool cluster = false;
+  bool cooperative = false;  // its blocks wait for each other: all must be resident
+  bool persistent = false;   // a grid of what is resident strides over the work
+  bool dependent = false;    // may start while the kernel before it ends, and waits by itself
+  bool hopper = false;       // its code is empty for architectures before Hopper
+};
 
 class Enqueue {
  public:
@@ -21,40 +26,118 @@ class Enqueue {
   // The first failure; later kernels of the call are then left out.
   const Failure& failure() const { return failure_; }
 
+  // `blocks` of work, a multiple of the unit; kernels stride over what a grid cannot hold.
   template <auto kernel, class... Args>
-  void operator()(const char* name, unsigned grid, int threads, int smem, const Args&... args) {
+  void operator()(const char* name, std::int64_t blocks, const Launch& how, const Args&... args) {
     if (failure_.error != cudaSuccess) return;
     failure_.kernel = name;
-    failure_.error = prepare<kernel>(smem);
+    int resident = 0;
+    failure_.error = prepare<kernel>(how, &resident);
     if (failure_.error != cudaSuccess || stage_ == Stage::initialize) return;
-    kernel<<<grid, threads, smem, stream_>>>(args...);
-    failure_.error = cudaGetLastError();
+    std::int64_t most = ((std::int64_t{1} << 31) - 1) / how.unit * how.unit;
+    if (how.persistent) most = resident;
+    Config config(how, static_cast<unsigned>(blocks < most ? blocks : most), stream_);
+    failure_.error = taken(cudaLaunchKernelEx(&config.launch, kernel, args...));
+  }
+
+  void zero(void* memory, std::size_t bytes) {
+    if (failure_.error != cudaSuccess || stage_ == Stage::initialize) return;
+    failure_.kernel = "memset";
+    failure_.error = taken(cudaMemsetAsync(memory, 0, bytes, stream_));
   }
 
  private:
-  // Loads the kernel and grants its dynamic shared memory, once a device and size: neither is
-  // wanted during capture. Grants only grow, and one at a time.
+  struct Config {
+    cudaLaunchConfig_t launch{};
+    cudaLaunchAttribute attributes[3];
+
+    Config(const Launch& how, unsigned grid, cudaStream_t stream) {
+      launch.gridDim = grid;
+      launch.blockDim = how.threads;
+      launch.dynamicSmemBytes = how.smem;
+      launch.stream = stream;
+      launch.attrs = attributes;
+      if (how.cluster) {
+        add(cudaLaunchAttributeClusterDimension).clusterDim = {static_cast<unsigned>(how.unit), 1,
+                                                               1};
+      }
+      if (how.cooperative) add(cudaLaunchAttributeCooperative).cooperative = 1;
+      if (how.dependent) {
+        add(cudaLaunchAttributeProgrammaticStreamSerialization)
+            .programmaticStreamSerializationAllowed = 1;
+      }
+    }
+    Config(const Config&) = delete;
+
+    cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) {
+      attributes[launch.numAttrs].id = id;
+      return attributes[launch.numAttrs++].val;
+    }
+  };
+
+  // Loads the kernel, grants what it needs and counts the blocks that can be resident, once a
+  // device and way of launching: none of it is wanted during capture.
   template <auto kernel>
-  static cudaError_t prepare(int smem) {
-    constexpr int kDevices = 64;
-    static std::atomic<int> granted[kDevices];  // bytes + 1; 0 before the first call
-    static std::mutex granting;
+  static cudaError_t prepare(const Launch& how, int* resident) {
+    static std::mutex preparing;
+    static std::map<std::tuple<int, int, int, int>, int> prepared;
+    static std::map<int, int> granted;  // a grant is the kernel's: it must only grow
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return taken(error);
-    if (device >= kDevices) return cudaErrorInvalidDevice;
-    if (granted[device].load() > smem) return cudaSuccess;
-    const std::lock_guard<std::mutex> lock(granting);
-    if (granted[device].load() > smem) return cudaSuccess;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-    if (error != cudaSuccess) return taken(error);
-    granted[device].store(smem + 1);
-    return cudaSuccess;
+    const std::lock_guard<std::mutex> lock(preparing);
+    const auto key = std::make_tuple(device, how.threads, how.smem, how.cluster ? how.unit : 0);
+    if (const auto found = prepared.find(key); found != prepared.end()) {
+      *resident = found->second;
+    } else {
+      error = grant(kernel, how, granted[device]);
+      if (error == cudaSuccess) error = count_resident(kernel, how, device, resident);
+      if (error != cudaSuccess) return taken(error);
+      prepared[key] = *resident;
+    }
+    *resident -= *resident % how.unit;
+    if (*resident == 0 && how.cooperative) return cudaErrorCooperativeLaunchTooLarge;
+    return *resident == 0 && how.cluster ? cudaErrorInvalidClusterSize : cudaSuccess;
+  }
+
+  template <class Kernel>
+  static cudaError_t grant(Kernel* kernel, const Launch& how, int& granted) {
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error != cudaSuccess) return error;
+    if ((how.cluster || how.hopper) && attributes.ptxVersion < 90) {
+      return cudaErrorNoKernelImageForDevice;
+    }
+    if (how.smem > granted) {
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.smem);
+      if (error == cudaSuccess) granted = how.smem;
+    }
+    if (error == cudaSuccess && how.cluster && how.unit > 8) {
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    }
+    return error;
+  }
+
+  template <class Kernel>
+  static cudaError_t count_resident(Kernel* kernel, const Launch& how, int device, int* resident) {
+    int sms = 0, count = 0;
+    if (how.cluster) {
+      Config config(how, how.unit, nullptr);
+      const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &config.launch);
+      *resident = count * how.unit;
+      return error;
+    }
+    cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess) {
+      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, how.threads, how.smem);
+    }
+    *resident = count * sms;
+    return error;
   }
 
   // Clears the error that CUDA keeps, so that nobody else's next call reports it.
   static cudaError_t taken(cudaError_t error) {
-    (void)cudaGetLastError();
+    if (error != cudaSuccess) (void)cudaGetLastError();
     return error;
   }
 

@@ -72,6 +72,7 @@ bool device_limits(Limits* limits) {
   limits->smem_per_block = static_cast<int>(prop.sharedMemPerBlockOptin);
   limits->smem_per_sm = static_cast<int>(prop.sharedMemPerMultiprocessor);
   limits->l2_bytes = prop.l2CacheSize;
+  limits->max_cluster = largest_cluster();
   limits->cooperative = prop.cooperativeLaunch != 0;
   limits->major = prop.major;
   limits->minor = prop.minor;

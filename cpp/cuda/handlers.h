@@ -18,6 +18,7 @@ JAXSOFTMAX_OPS(JAXSOFTMAX_OP)
 struct Limits {
   std::string name;
   int sms, smem_per_block, smem_per_sm, l2_bytes, major, minor;
+  int max_cluster;  // blocks; 0: the loaded code has neither clusters nor bulk copies
   bool cooperative;
 };
 

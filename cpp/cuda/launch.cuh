@@ -3,6 +3,7 @@
 
 #include "../ops.h"
 #include "one_pass.cuh"
+#include "ring.cuh"
 #include "split_k.cuh"
 #include "two_pass.cuh"
 
@@ -12,11 +13,13 @@ template <class Op, class D>
 void launch_path(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
   switch (plan.path) {
     case Path::one_pass:
-      return launch_one_pass<Op, D>(rows, plan, enqueue);
+      return plan.bulk() ? launch_ring<Op, D>(rows, plan, enqueue)
+                         : launch_one_pass<Op, D>(rows, plan, enqueue);
     case Path::two_pass:
       return launch_two_pass<Op, D>(rows, plan, enqueue);
     case Path::split_k:
-      return launch_split_k<Op, D>(rows, plan, enqueue);
+      return plan.bulk() ? launch_ring<Op, D>(rows, plan, enqueue)
+                         : launch_split_k<Op, D>(rows, plan, enqueue);
   }
 }
 

@@ -10,6 +10,10 @@ namespace jaxsoftmax::cuda {
 // `initialize` loads kernels and grants shared memory ahead of a capture; `execute` launches.
 enum class Stage { initialize, execute };
 
+// The largest cluster that device 0 can have of blocks with all its shared memory; 0 where the
+// loaded code has no clusters.
+int largest_cluster();
+
 struct Failure {
   cudaError_t error = cudaSuccess;
   const char* kernel = "";

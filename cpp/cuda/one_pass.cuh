@@ -1,5 +1,5 @@
 // One-pass: a row is read once and stays on chip, in registers or in registers + shared memory.
-// A row is handled by `lanes` threads: a sub-warp or warp (several rows a block), or the block.
+// A row is handled by a sub-warp or warp (several rows a block), a block, or a cluster of blocks.
 #pragma once
 
 #include "../ops.h"
@@ -13,15 +13,18 @@ namespace jaxsoftmax::cuda {
 // kept of each element (one multiplication from the output), or the packs as loaded where the
 // values would take too many registers. Measured on an H200, kept against loaded: float32
 // 32768 x 8192 646 against 781 us, 262144 x 128 75 against 93 us; float16 with 4 packs a lane
-// 2048 x 4096 13.9 against 12.9 us, so 16-bit values are kept for at most 2 packs.
-template <class Op, class D, int kRegs>
+// 2048 x 4096 13.9 against 12.9 us, so 16-bit values are kept for at most 2 packs; in a cluster,
+// where rows are few and occupancy does not count, for all.
+template <class Op, class D, int kRegs, bool kCluster>
 struct Held {
   using Acc = typename D::Numerics::Acc;
   using Values = typename Packs<Op, D>::Values;
   static constexpr int kRaw = kRegs * Op::kInputs * 4;  // registers
   static constexpr int kValues = kRaw * static_cast<int>(sizeof(Acc) / sizeof(typename D::Storage));
-  static constexpr bool kKept =
-      Op::kKeeps && sizeof(Acc) == 4 && kValues <= (sizeof(typename D::Storage) == 4 ? 32 : 16);
+  static constexpr bool kKept = Op::kKeeps && sizeof(Acc) == 4 &&
+                                kValues <= (kCluster                           ? 32
+                                            : sizeof(typename D::Storage) == 4 ? 32
+                                                                               : 16);
   // Blocks of the most threads that an SM's registers must have room for. Left alone, the compiler
   // takes 95 registers for 8 packs of float16, and 16384 x 16384 goes from 288 to over 345 us.
   static constexpr int kWords = kKept ? kValues : kRaw;
@@ -48,36 +51,57 @@ __device__ inline int anew(int value) {
   return value;
 }
 
-// kRegs and smem_packs count packs of each input. All loads into registers are
-// issued before the first use.
-template <class Op, class D, int kRegs>
-__global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::kBlocks)
-    one_pass(Rows rows, int rows_per_block, int lanes_a_row, int smem_packs) {
+// The states that a block of a cluster sends: those of its warps, which saves a reduction in the
+// block, if they are few in all. On an H200, 4 x 16384 takes 2.0 us by warp, 2.5 by block; with 256
+// of them 4 x 262144 takes 5.9, and 5.7 by block.
+inline constexpr int kMostSent = 64;
+__host__ __device__ constexpr int senders(int warps, int blocks) {
+  return warps * blocks <= kMostSent ? warps : 1;
+}
+
+// What a kernel is compiled for. Rows of which every lane has all its packs need no checks, which
+// short rows feel: float16 1048576 x 64 takes 65.8 us instead of 69.8, 2048 x 4096 10.8 instead of
+// 11.0. And only a cluster needs its code: 62 registers instead of 48, 72.0 us instead of 70.2.
+enum class For { any, whole, cluster };
+inline constexpr int kWholePacks = 8;  // compiled for whole rows up to so many packs a lane
+
+// kRegs and smem_packs count packs of each input. All loads into registers are issued before the
+// first use.
+template <class Op, class D, int kRegs, For kFor>
+__global__ void __launch_bounds__(one_pass_threads(kRegs),
+                                  Held<Op, D, kRegs, kFor == For::cluster>::kBlocks)
+    one_pass(Rows rows, int rows_per_block, int lanes_a_block, int smem_packs, int blocks) {
+  constexpr bool kCluster = kFor == For::cluster, kWhole = kFor == For::whole;
   using State = typename Op::State;
   using Values = typename Packs<Op, D>::Values;
   using Acc = typename D::Numerics::Acc;
   __shared__ Scratch<State> scratch;
-  extern __shared__ Pack shared[];  // [smem_packs][inputs][threads]
-  const Lanes mine(lanes_a_row);
-  const int lanes = mine.count, group = mine.group, lane = mine.lane;
+  extern __shared__ Pack shared[];  // [smem_packs][inputs][threads], then the mailbox
+  const Lanes mine(lanes_a_block);
+  const int doublings = kCluster ? __ffs(blocks) - 1 : 0;  // from a block to the cluster
+  const int group = mine.group, rank = kCluster ? blockIdx.x & (blocks - 1) : 0;
+  const int lanes = mine.count << doublings, lane = mine.lane + rank * mine.count;
+  const int warps = lanes_a_block / 32;  // in a cluster, whole ones
+  const int a_block = senders(warps, blocks);
+  Mailbox<State> mailbox(shared + smem_packs * Op::kInputs * blockDim.x, a_block << doublings);
 
   int turn = 0;
-  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * rows_per_block;
-  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * rows_per_block;
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x >> doublings) * rows_per_block;
+  for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x >> doublings) * rows_per_block;
        first < rows.rows; first += stride, ++turn) {
     const std::int64_t row = first + group;
     const Window<D, int> window(rows, row);
-    const int packs = row < rows.rows ? window.packs() : 0;
+    const int packs = kWhole ? kRegs * lanes : row < rows.rows ? window.packs() : 0;
 
     // visit(k, p) for the packs p that this lane holds in registers; in shared memory
     const auto in_registers = [&](int lane, const auto& visit) {
 #pragma unroll
       for (int k = 0; k < kRegs; ++k) {
-        if (lane + k * lanes < packs) visit(k, lane + k * lanes);
+        if (kWhole || lane + k * lanes < packs) visit(k, lane + k * lanes);
       }
     };
     const auto in_shared = [&](int lane, const auto& visit) {
-      for (int k = 0; k < smem_packs; ++k) {
+      for (int k = 0; !kWhole && k < smem_packs; ++k) {
         const int p = lane + (kRegs + k) * lanes;
         if (p >= packs) break;
         visit(shared + k * Op::kInputs * blockDim.x + threadIdx.x, p);
@@ -90,7 +114,7 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::k
       return kept;
     };
 
-    Held<Op, D, kRegs> held;
+    Held<Op, D, kRegs, kCluster> held;
     in_registers(lane, [&](int k, int p) { held.packs[k].load(rows, window, p); });
     in_shared(lane, [&](Pack* slot, int p) {
       Packs<Op, D> loaded;
@@ -100,7 +124,12 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::k
       for (int i = 0; i < Op::kInputs; ++i) slot[i * blockDim.x] = loaded.raw[i];
     });
 
-    if (window.ragged()) {
+    if (kCluster && turn == 0) {  // beside the first loads
+      if (threadIdx.x == 0) mailbox.open();
+      __syncwarp();
+      arrive_at_cluster();
+    }
+    if (!kWhole && window.ragged()) {
       in_registers(lane, [&](int k, int p) { held.packs[k].mask(window, p); });
     }
 
@@ -118,7 +147,19 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::k
     });
 
     const State of_lane = state;
-    reduce_row(state, lanes, turn, scratch);
+    if constexpr (kCluster) {
+      const int warp = threadIdx.x / 32;
+      if (a_block == 1) {
+        reduce_row(state, lanes_a_block, turn, scratch);
+      } else {
+        reduce_lanes(state, 32, kWarp);
+      }
+      if (turn == 0) wait_for_cluster();  // until every mailbox is open
+      if (warp < a_block) mailbox.send(state, rank * a_block + warp, blocks, turn);
+      state = mailbox.collect(turn);
+    } else {
+      reduce_row(state, lanes_a_block, turn, scratch);
+    }
     const typename Op::Row finished = Op::finish(state);
     const int again = anew(lane);
     if constexpr (held.kKept) {
@@ -128,10 +169,12 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::k
 #pragma unroll
         for (int j = 0; j < kPerPack<D>; ++j)
           mapped[j] = Op::map_kept(held.values[k][0][j], factor);
-        window.store(rows.out, p, Convert<D>::pack(mapped));
+        window.template store<kWhole>(rows.out, p, Convert<D>::pack(mapped));
       });
     } else {
-      in_registers(again, [&](int k, int p) { held.packs[k].map(rows, window, p, finished); });
+      in_registers(again, [&](int k, int p) {
+        held.packs[k].template map<kWhole>(rows, window, p, finished);
+      });
     }
     in_shared(again, [&](const Pack* slot, int p) { fetch(slot).map(rows, window, p, finished); });
   }
@@ -139,14 +182,35 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs), Held<Op, D, kRegs>::k
 
 template <class Op, class D, int kRegs = 1>
 void launch_one_pass(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
-  if (plan.reg_packs == kRegs * Op::kInputs) {
-    enqueue.operator()<one_pass<Op, D, kRegs>>(
-        "one_pass", grid_for(pieces(rows.rows, plan.rows_per_block)), plan.threads,
-        plan.threads * plan.smem_packs * kPackBytes, rows, plan.rows_per_block, plan.lanes(),
-        plan.smem_packs / Op::kInputs);
-  } else if constexpr (2 * kRegs * Op::kInputs <= 32) {
-    launch_one_pass<Op, D, 2 * kRegs>(rows, plan, enqueue);
+  if (plan.reg_packs != kRegs * Op::kInputs) {
+    if constexpr (2 * kRegs * Op::kInputs <= 32) {
+      launch_one_pass<Op, D, 2 * kRegs>(rows, plan, enqueue);
+    }
+    return;
   }
+  const auto run = [&](auto compiled) {
+    constexpr For kFor = decltype(compiled)::value;
+    Launch launch{plan.threads, plan.threads * plan.smem_packs * kPackBytes, plan.splits};
+    launch.cluster = kFor == For::cluster;
+    if (launch.cluster) {
+      const int states = senders(plan.threads / 32, plan.splits) * plan.splits;
+      launch.smem += Mailbox<typename Op::State>::bytes(states);
+    }
+    enqueue.operator()<one_pass<Op, D, kRegs, kFor>>(
+        "one_pass", pieces(rows.rows, plan.rows_per_block) * plan.splits, launch, rows,
+        plan.rows_per_block, plan.lanes(), plan.smem_packs / Op::kInputs, plan.splits);
+  };
+  if (plan.splits > 1) {
+    if constexpr (kRegs <= kClusterPacks) run(std::integral_constant<For, For::cluster>());
+    return;
+  }
+  if constexpr (kRegs <= kWholePacks) {
+    if (rows.cols == std::int64_t{kRegs} * plan.lanes() * kPerPack<D> &&
+        rows.rows % plan.rows_per_block == 0) {
+      return run(std::integral_constant<For, For::whole>());
+    }
+  }
+  run(std::integral_constant<For, For::any>());
 }
 
 }  // namespace jaxsoftmax::cuda

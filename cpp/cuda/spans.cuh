@@ -40,14 +40,9 @@ __device__ void stream(const Rows& rows, const Window<D>& window, std::int64_t f
 template <class Op, class D>
 __device__ void fold_span(const Rows& rows, const Window<D>& window, std::int64_t from,
                           std::int64_t to, int lane, int lanes, typename Op::State& state) {
-  stream<Op, D, false>(rows, window, from, to, lane, lanes,
-                       [&](const Packs<Op, D>& packs, std::int64_t) {
-                         typename Packs<Op, D>::Values values;
-                         packs.unpack(values);
-                         if constexpr (Op::State::kKeyed)
-                           state.raise(Convert<D>::largest(packs.raw[0]));
-                         Op::fold(state, values);
-                       });
+  stream<Op, D, false>(
+      rows, window, from, to, lane, lanes,
+      [&](const Packs<Op, D>& packs, std::int64_t) { fold_packs<Op, D, 1>(state, {packs}); });
 }
 
 // Backwards: what the fold read last is what L2 still holds.

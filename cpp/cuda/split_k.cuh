@@ -8,28 +8,22 @@
 
 namespace jaxsoftmax::cuda {
 
-// The packs [from, to) of piece `split`.
+// The packs [from, to) of piece `index` of a row that is cut into `count`.
 struct Piece {
   std::int64_t from, to;
-  __device__ Piece(std::int64_t packs, int splits, int split) {
-    const std::int64_t size = (packs + splits - 1) / splits;
-    from = split * size < packs ? split * size : packs;
+  __device__ Piece(std::int64_t packs, int count, int index) {
+    const std::int64_t size = (packs + count - 1) / count;
+    from = index * size < packs ? index * size : packs;
     to = from + size < packs ? from + size : packs;
   }
 };
-
-// Where piece `item` of the rows keeps its state; slots are whole packs, so that it moves in words.
-template <class State>
-__device__ State& slot(const Rows& rows, std::int64_t item) {
-  static_assert(sizeof(State) <= kStateBytes && kStateBytes % alignof(State) == 0);
-  return *reinterpret_cast<State*>(rows.workspace + item * kStateBytes);
-}
 
 template <class Op, class D>
 __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     split_k_fold(Rows rows, int splits) {
   using State = typename Op::State;
   __shared__ Scratch<State> scratch;
+  start_dependents();
   int turn = 0;
   for (std::int64_t item = blockIdx.x; item < rows.rows * splits; item += gridDim.x, ++turn) {
     const Window<D> window(rows, item / splits);
@@ -37,7 +31,7 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     State state;
     fold_span<Op>(rows, window, piece.from, piece.to, threadIdx.x, blockDim.x, state);
     reduce_row(state, blockDim.x, turn, scratch);
-    if (threadIdx.x == 0) slot<State>(rows, item) = state;
+    if (threadIdx.x == 0) Slot<State>::at(rows, item).put(state);
   }
 }
 
@@ -46,13 +40,12 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     split_k_map(Rows rows, int splits) {
   using State = typename Op::State;
   __shared__ Scratch<State> scratch;
+  wait_for_dependence();
   int turn = 0;
   for (std::int64_t item = blockIdx.x; item < rows.rows * splits; item += gridDim.x, ++turn) {
     const std::int64_t row = item / splits;
     const int lane = threadIdx.x, lanes = blockDim.x;
-    const int mine = lane < splits ? (splits - lane + lanes - 1) / lanes : 0;
-    State state = merge_states<State>(
-        mine, [&](int i) { return slot<State>(rows, row * splits + lane + i * lanes); });
+    State state = collect_slots<State>(rows, row, splits, lane, lanes, false);
     reduce_row(state, lanes, turn, scratch);
     const Window<D> window(rows, row);
     const Piece piece(window.packs(), splits, static_cast<int>(item % splits));
@@ -62,9 +55,11 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
 
 template <class Op, class D>
 void launch_split_k(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
-  const unsigned grid = grid_for(rows.rows * plan.splits);
-  enqueue.operator()<split_k_fold<Op, D>>("split_k_fold", grid, plan.threads, 0, rows, plan.splits);
-  enqueue.operator()<split_k_map<Op, D>>("split_k_map", grid, plan.threads, 0, rows, plan.splits);
+  const std::int64_t blocks = rows.rows * plan.splits;
+  Launch launch{plan.threads};
+  enqueue.operator()<split_k_fold<Op, D>>("split_k_fold", blocks, launch, rows, plan.splits);
+  launch.dependent = true;  // the map's launch overlaps the fold
+  enqueue.operator()<split_k_map<Op, D>>("split_k_map", blocks, launch, rows, plan.splits);
 }
 
 }  // namespace jaxsoftmax::cuda

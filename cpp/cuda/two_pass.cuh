@@ -31,8 +31,9 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
 
 template <class Op, class D>
 void launch_two_pass(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
-  enqueue.operator()<two_pass<Op, D>>("two_pass", grid_for(pieces(rows.rows, plan.rows_per_block)),
-                                      plan.threads, 0, rows, plan.rows_per_block, plan.lanes());
+  enqueue.operator()<two_pass<Op, D>>("two_pass", pieces(rows.rows, plan.rows_per_block),
+                                      Launch{plan.threads}, rows, plan.rows_per_block,
+                                      plan.lanes());
 }
 
 }  // namespace jaxsoftmax::cuda

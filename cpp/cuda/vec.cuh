@@ -92,31 +92,48 @@ struct Convert<BF16> : ConvertPairs<Bfloat16Pair> {};
 // written. Index counts a row's elements and packs: int where the plan bounds them. All divisors
 // are powers of two, and unsigned, so that they are shifts and masks: short rows feel each
 // instruction.
-template <class D, class Index = std::int64_t>
+template <class D, class Index = std::int64_t, int kAlign = 1>
 class Window {
   using Storage = typename D::Storage;
+  using Unsigned = std::make_unsigned_t<Index>;
   static constexpr unsigned kN = kPerPack<D>;
 
  public:
   __device__ Window(const Rows& rows, std::int64_t row) {
     const std::uint64_t offset = static_cast<std::uint64_t>(row * rows.cols);
-    begin_ = static_cast<Index>(offset % kN);
-    end_ = static_cast<Index>(rows.cols) + begin_;
-    origin_ = (offset - begin_) * sizeof(Storage);
-    packs_ = static_cast<Index>((static_cast<std::make_unsigned_t<Index>>(end_) + kN - 1) / kN);
-    whole_from_ = begin_ > 0;
-    whole_to_ = static_cast<Index>(static_cast<std::make_unsigned_t<Index>>(end_) / kN);
+    const Index begin = static_cast<Index>(offset % (kAlign * kN));
+    origin_ = (offset - begin) * sizeof(Storage);
+    set(begin, static_cast<Index>(rows.cols) + begin);
   }
 
-  __device__ Index packs() const { return packs_; }
+  // The packs [from, from + size) of a row as a window of their own. It is empty past the row's
+  // end.
+  __device__ Window<D, int, kAlign> piece(std::int64_t from, int size) const {
+    Window<D, int, kAlign> cut;
+    const std::int64_t begin = begin_ - from * kN, end = end_ - from * kN;
+    const std::int64_t most = static_cast<std::int64_t>(size) * kN;
+    cut.origin_ = origin_ + from * kPackBytes;
+    cut.set(static_cast<int>(begin > 0 ? begin : 0), static_cast<int>(end > most ? most
+                                                                      : end > 0  ? end
+                                                                                 : 0));
+    return cut;
+  }
+
+  __device__ Index packs() const { return static_cast<Index>((Unsigned(end_) + kN - 1) / kN); }
+  // Whether none of the packs [from, to) reaches outside the row.
+  __device__ bool whole(Index from, Index to) const {
+    const Index first = kAlign == 1 ? begin_ > 0 : (Unsigned(begin_) + kN - 1) / kN;
+    return from >= first && to <= static_cast<Index>(Unsigned(end_) / kN);
+  }
   // Whether a pack of the row reaches outside it.
-  __device__ bool ragged() const { return whole_from_ > 0 || whole_to_ < packs_; }
+  __device__ bool ragged() const { return begin_ > 0 || Unsigned(end_) % kN != 0; }
 
   // The 16 aligned bytes of a pack that holds an element of the array are always readable. What
   // lies outside the row is for mask() to replace, apart from the load: a load whose mask waits for
   // it would hold back the loads after it.
-  __device__ Pack load(const void* base, Index p) const {
-    return __ldg(reinterpret_cast<const Pack*>(static_cast<const char*>(base) + origin_) + p);
+  __device__ Pack load(const void* base, Index p) const { return __ldg(address(base, p)); }
+  __device__ const Pack* address(const void* base, Index p) const {
+    return reinterpret_cast<const Pack*>(static_cast<const char*>(base) + origin_) + p;
   }
 
   __device__ void mask(Pack& pack, Index p, Storage pad) const {
@@ -130,10 +147,16 @@ class Window {
     memcpy(&pack, elements, sizeof pack);
   }
 
-  __device__ void store(void* base, Index p, const Pack& pack) const {
+  // `passing`: L2 need not keep what is stored.
+  template <bool kWhole = false>
+  __device__ void store(void* base, Index p, const Pack& pack, bool passing = false) const {
     Pack* to = reinterpret_cast<Pack*>(static_cast<char*>(base) + origin_) + p;
-    if (whole(p)) {
-      __stwb(to, pack);  // a plain assignment is split into four stores
+    if (kWhole || whole(p)) {  // a plain assignment is split into four stores
+      if (passing) {
+        __stcs(to, pack);
+      } else {
+        __stwb(to, pack);
+      }
       return;
     }
     Storage elements[kN];
@@ -145,15 +168,22 @@ class Window {
   }
 
  private:
-  __device__ bool whole(Index p) const { return p >= whole_from_ && p < whole_to_; }
+  template <class, class, int>
+  friend class Window;
+  __device__ Window() {}
+  __device__ void set(Index begin, Index end) {
+    begin_ = begin;
+    end_ = end;
+  }
+
+  __device__ bool whole(Index p) const { return whole(p, p + 1); }
   __device__ bool inside(Index p, int j) const {
     const Index at = p * static_cast<Index>(kN) + j;
     return at >= begin_ && at < end_;
   }
 
-  std::uint64_t origin_;                 // bytes from the array's start to pack 0
-  Index begin_, end_;                    // the row's elements, counted from pack 0's start
-  Index packs_, whole_from_, whole_to_;  // packs [whole_from_, whole_to_) lie inside the row
+  std::uint64_t origin_;  // bytes from the array's start to pack 0
+  Index begin_, end_;     // the row's elements, counted from pack 0's start
 };
 
 // One pack of each of an op's inputs.
@@ -164,13 +194,13 @@ struct Packs {
   using Values = Acc[Op::kInputs][kN];
   Pack raw[Op::kInputs];
 
-  template <class Index>
-  __device__ void load(const Rows& rows, const Window<D, Index>& window, Index p) {
+  template <class Window, class Index>
+  __device__ void load(const Rows& rows, const Window& window, Index p) {
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) raw[i] = window.load(rows.in[i], p);
   }
-  template <class Index>
-  __device__ void mask(const Window<D, Index>& window, Index p) {
+  template <class Window, class Index>
+  __device__ void mask(const Window& window, Index p) {
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) window.mask(raw[i], p, D::from_acc(Op::pad(i)));
   }
@@ -178,9 +208,9 @@ struct Packs {
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) Convert<D>::unpack(raw[i], values[i]);
   }
-  template <class Index>
-  __device__ void map(const Rows& rows, const Window<D, Index>& window, Index p,
-                      const typename Op::Row& row) const {
+  template <bool kWhole = false, class Window, class Index>
+  __device__ void map(const Rows& rows, const Window& window, Index p, const typename Op::Row& row,
+                      bool passing = false) const {
     Values values;
     unpack(values);
     Acc mapped[kN];
@@ -191,8 +221,30 @@ struct Packs {
       for (int i = 0; i < Op::kInputs; ++i) v[i] = values[i][j];
       mapped[j] = Op::map(v, row);
     }
-    window.store(rows.out, p, Convert<D>::pack(mapped));
+    window.template store<kWhole>(rows.out, p, Convert<D>::pack(mapped), passing);
   }
 };
+
+// Folds `count` packs of a lane as one, online.
+template <class Op, class D, int count>
+__device__ void fold_packs(typename Op::State& state, const Packs<Op, D> (&packs)[count]) {
+  constexpr int kN = kPerPack<D>;
+  using Acc = typename D::Numerics::Acc;
+  Acc values[Op::kInputs][count * kN];
+#pragma unroll
+  for (int u = 0; u < count; ++u) {
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) {
+      Convert<D>::unpack(packs[u].raw[i], *reinterpret_cast<Acc(*)[kN]>(&values[i][u * kN]));
+    }
+  }
+  if constexpr (Op::State::kKeyed) {
+    Acc key = Convert<D>::largest(packs[0].raw[0]);
+#pragma unroll
+    for (int u = 1; u < count; ++u) key = larger(key, Convert<D>::largest(packs[u].raw[0]));
+    state.raise(key);
+  }
+  Op::fold(state, values);
+}
 
 }  // namespace jaxsoftmax::cuda

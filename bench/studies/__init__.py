@@ -1,0 +1,1 @@
+"""The measurements behind docs/dispatch.md: `python3 -m bench.studies`."""

@@ -1,0 +1,44 @@
+// What the loaded code can do on this device, which may be less than the device: on a card newer
+// than the build, the driver compiles PTX that may know no clusters.
+#include "launch.h"
+
+namespace jaxsoftmax::cuda {
+namespace {
+
+__global__ void probe() {}
+
+}  // namespace
+
+int largest_cluster() {
+  int device = 0, shared = 0, largest = 0;
+  cudaFuncAttributes code;
+  if (cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+          cudaSuccess &&
+      cudaFuncGetAttributes(&code, probe) == cudaSuccess && code.ptxVersion >= 90 &&
+      cudaFuncSetAttribute(probe, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) ==
+          cudaSuccess &&
+      cudaFuncSetAttribute(probe, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+          cudaSuccess) {
+    for (int size = 1; size <= kMaxCluster; size *= 2) {
+      cudaLaunchAttribute cluster;
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      cluster.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+      cudaLaunchConfig_t config{};
+      config.gridDim = size;
+      config.blockDim = kMaxThreads;
+      config.dynamicSmemBytes = shared;
+      config.attrs = &cluster;
+      config.numAttrs = 1;
+      int active = 0;
+      if (cudaOccupancyMaxActiveClusters(&active, probe, &config) != cudaSuccess || active == 0) {
+        break;
+      }
+      largest = size;
+    }
+  }
+  (void)cudaGetLastError();
+  return largest;
+}
+
+}  // namespace jaxsoftmax::cuda
