@@ -1,119 +1,30 @@
-// e^(x - m) and row sums to the accuracy that each dtype needs; host and device.
+// e^(x - m) to the accuracy that each dtype needs; host and device.
 //
-//   Numerics      dtypes              computes in   e^(x - m)                       carries sums in
-//   FastFloat     float16, bfloat16   float         one rounding of x - m           two floats
-//   ExactFloat    float32             float         x - m and its rounding error    double
-//   ExactDouble   float64             double        x - m and its rounding error    two doubles
+//   Numerics      dtypes     computes in   e^(x - m)                     carries sums in
+//   FastHalf      float16    float         one rounding of x - m         two floats
+//   FastFloat     bfloat16   float         one rounding of x - m         two floats
+//   ExactFloat    float32    float         x - m and its rounding error  double
+//   ExactDouble   float64    double        x - m and its rounding error  two doubles
 //
-// x - m is formed first in every dtype: x * log2(e) - m * log2(e) is wrong at large magnitudes
-// (bfloat16 x = m = 1e30 gives 0 instead of 1).
+// For the results x - m is formed first: x * log2(e) - m * log2(e) is wrong at large magnitudes
+// (bfloat16 x = m = 1e30 would give 0 instead of 1). A Numerics has
+//   Reference(m), term(x, from)   what a sum adds for x, relative to a reference at m
+//   rescaling(from, to)           from terms relative to one m to terms relative to another
+//   reciprocal(s, m)              1 / s of a sum relative to m, in the form that the others take
+//   exp_diff_over(x, m, r)        e^(x - m) / s
+//   factor(from, m, r), times(kept, factor)   the same from a term relative to `from`
+//   add_terms, add_products       to a sum
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
-#if defined(__CUDACC__)
-#define JAXSOFTMAX_HD __host__ __device__ __forceinline__
-#else
-#define JAXSOFTMAX_HD inline __attribute__((always_inline))
-#endif
+#include "sums.h"
 
 namespace jaxsoftmax {
 
 inline constexpr float kLog2e = 1.44269504f;
-
-template <class Acc>
-JAXSOFTMAX_HD constexpr Acc infinity() {
-  return std::numeric_limits<Acc>::infinity();
-}
-
-// The larger of two, one instruction on either side. A NaN may be dropped: it reaches the sum.
-template <class Acc>
-JAXSOFTMAX_HD Acc larger(Acc a, Acc b) {
-#if defined(__CUDA_ARCH__)
-  return fmax(a, b);
-#else
-  return a > b ? a : b;
-#endif
-}
-
-// Combines N values (a power of two) pairwise. Equal terms add up exactly.
-template <class Acc, int N, class Combine>
-JAXSOFTMAX_HD Acc tree(const Acc (&values)[N], Combine combine) {
-  if constexpr (N == 1) {
-    return values[0];
-  } else {
-    Acc half[N / 2];
-#pragma unroll
-    for (int j = 0; j < N / 2; ++j) half[j] = combine(values[j], values[j + N / 2]);
-    return tree(half, combine);
-  }
-}
-
-template <class Acc, int N>
-JAXSOFTMAX_HD Acc tree_sum(const Acc (&values)[N]) {
-  return tree(values, [](Acc a, Acc b) { return a + b; });
-}
-
-// a - b = value + error, exactly (Knuth's TwoDiff); the error is NaN where the value is not finite.
-template <class Acc>
-struct Difference {
-  Acc value, error;
-  JAXSOFTMAX_HD Difference(Acc a, Acc b) {
-    value = a - b;
-    const Acc back = value - a;
-    error = (a - (value - back)) - (b + back);
-  }
-};
-
-// A row's sum with its accumulated rounding error (Neumaier): right at any length.
-// merged() is what lanes exchange of a sum when they add theirs up.
-template <class T>
-struct CompensatedSum {
-  using Merged = CompensatedSum;
-  T value = 0, error = 0;
-  JAXSOFTMAX_HD Merged merged() const { return *this; }
-  JAXSOFTMAX_HD void add(T term) {
-    const T sum = value + term;
-    const T back = sum - value;
-    error += (value - (sum - back)) + (term - back);
-    value = sum;
-  }
-  JAXSOFTMAX_HD void add(CompensatedSum other) {
-    add(other.value);
-    error += other.error;
-  }
-  JAXSOFTMAX_HD void scale(T factor) {
-    value *= factor;
-    error *= factor;
-  }
-  // An overflowed sum has a NaN error: the value alone is what plain addition would give.
-  JAXSOFTMAX_HD T total() const { return error - error == 0 ? value + error : value; }
-};
-
-// The same for float terms, in half the operations where double is fast.
-struct DoubleSum {
-  using Merged = DoubleSum;
-  double value = 0;
-  JAXSOFTMAX_HD Merged merged() const { return *this; }
-  JAXSOFTMAX_HD void add(double term) { value += term; }
-  JAXSOFTMAX_HD void add(DoubleSum other) { value += other.value; }
-  JAXSOFTMAX_HD void scale(double factor) { value *= factor; }
-  JAXSOFTMAX_HD double total() const { return value; }
-};
-
-// For 16-bit dtypes the few additions across lanes need no error term.
-struct FastSum : CompensatedSum<float> {
-  struct Merged {
-    float value;
-    JAXSOFTMAX_HD void add(Merged other) { value += other.value; }
-  };
-  JAXSOFTMAX_HD FastSum() {}
-  JAXSOFTMAX_HD FastSum(Merged sum) { value = sum.value; }
-  JAXSOFTMAX_HD Merged merged() const { return {total()}; }
-};
 
 // e^d = (1 + q) * scale for d <= 88 in float: q by a polynomial of relative error 2^-28, `scale` a
 // power of two. d below -88 (where e^d is subnormal) gives scale 0; NaN gives q NaN.
@@ -143,7 +54,9 @@ struct FloatExp {
   JAXSOFTMAX_HD float value() const { return (1.0f + q) * scale; }
 };
 
-struct FastFloat {
+// kSmall: no value reaches 2^20 in magnitude.
+template <bool kSmall>
+struct Fast {
   using Acc = float;
   using Sum = FastSum;
   // 1 / s; on the device log2(1 / s), which the exponent takes in without an instruction more. Its
@@ -156,45 +69,56 @@ struct FastFloat {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
     return e;
   }
-  JAXSOFTMAX_HD static float exp_diff(float x, float m) { return exp2((x - m) * kLog2e); }
-  // A bfloat16 x times 16 bits of log2(e) is exact, and so is the one operation that remains of
-  // x - m for terms of the sum; the bits left out change a term e^d by 5e-6 * d. Where m * log2(e)
-  // would overflow, all that differs from m is infinitely far from it.
+  // Terms of a sum are 2^(x * scale - shift), shift = m * scale rounded: a single operation from x,
+  // with a single rounding. The rounding of shift, up to 2^-10 for m = 1e4, is the same in all
+  // terms, and what leaves the sum takes it out. From 2^20 on, where it would grow too large, scale
+  // is 1: 16-bit values that differ are then so far apart that all but m count for nothing.
   struct Reference {
     float scale, shift;
+    // Not fused with what is done to it.
+    JAXSOFTMAX_HD explicit Reference(float m)
+        : scale(kSmall || fabsf(m) < 1048576.0f ? kLog2e : 1.0f), shift(__fmul_rn(m, scale)) {}
+    JAXSOFTMAX_HD float rounding(float m) const { return fmaf(m, scale, -shift); }
   };
-  JAXSOFTMAX_HD static Reference reference(float m) {
-    const float scale = fabsf(m) < 1e38f ? 1.44268799f : 1.0f;
-    return {scale, m * scale};
-  }
-  JAXSOFTMAX_HD static float term(float x, Reference from) {
+  JAXSOFTMAX_HD static float term(float x, const Reference& from) {
     return exp2(fmaf(x, from.scale, -from.shift));
   }
-  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float) {
-    float r;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(s.total()));
-    return -r;
+  // log2 of what takes terms relative to `from` to terms relative to `to`.
+  JAXSOFTMAX_HD static float distance(float from, float to) {
+    const Reference a(from), b(to);
+    const bool alike = kSmall || (a.scale != 1.0f && b.scale != 1.0f);
+    return alike ? a.shift - b.shift : (from - to) * kLog2e;
   }
+  JAXSOFTMAX_HD static float rescaling(float from, float to) { return exp2(distance(from, to)); }
+  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float m) {
+    float log;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log) : "f"(s.total()));
+    return Reference(m).rounding(m) - log;
+  }
+  // e^(x - m) / s
   JAXSOFTMAX_HD static float exp_diff_over(float x, float m, Reciprocal r) {
     return exp2((x - m) * kLog2e + r);
   }
+  // From terms relative to `from` to the same.
+  JAXSOFTMAX_HD static float factor(float from, float m, Reciprocal r) {
+    return exp2(distance(from, m) - Reference(m).rounding(m) + r);
+  }
 #else
+  struct Reference {
+    float m;
+    JAXSOFTMAX_HD explicit Reference(float m) : m(m) {}
+  };
   JAXSOFTMAX_HD static float exp_diff(float x, float m) { return FloatExp(x - m, 0.0f).value(); }
-  using Reference = float;
-  JAXSOFTMAX_HD static Reference reference(float m) { return m; }
-  JAXSOFTMAX_HD static float term(float x, Reference from) { return exp_diff(x, from); }
+  JAXSOFTMAX_HD static float term(float x, const Reference& from) { return exp_diff(x, from.m); }
+  JAXSOFTMAX_HD static float rescaling(float from, float to) { return exp_diff(from, to); }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float) { return 1.0f / s.total(); }
-  // e^(x - m) / s
   JAXSOFTMAX_HD static float exp_diff_over(float x, float m, Reciprocal r) {
     return exp_diff(x, m) * r;
   }
-#endif
-  // From terms relative to `from` to terms relative to `to`.
-  JAXSOFTMAX_HD static float rescaling(float from, float to) { return exp_diff(from, to); }
-  // From terms relative to `from` to e^(x - m) / s.
   JAXSOFTMAX_HD static float factor(float from, float m, Reciprocal r) {
     return exp_diff_over(from, m, r);
   }
+#endif
   JAXSOFTMAX_HD static float times(float kept, float factor) { return kept * factor; }
   template <int N>
   JAXSOFTMAX_HD static void add_terms(Sum& s, const float (&terms)[N]) {
@@ -209,30 +133,8 @@ struct FastFloat {
     add_terms(s, terms);
   }
 };
-
-// float16. On the device its terms are relative to 2^shift, shift = m * log2(e) rounded: one
-// operation of x - m is saved as in bfloat16, and the rounding of shift, 2^-10 for m = 1e4, is the
-// same in all terms; what leaves the sum takes it out.
-struct FastHalf : FastFloat {
-#if defined(__CUDA_ARCH__)
-  using Reference = float;
-  // Not m * kLog2e, which the compiler would merge with additions around it.
-  JAXSOFTMAX_HD static Reference reference(float m) { return __fmul_rn(m, kLog2e); }
-  JAXSOFTMAX_HD static float rounded_off(float m) { return fmaf(m, kLog2e, -reference(m)); }
-  JAXSOFTMAX_HD static float term(float x, Reference shift) {
-    return exp2(fmaf(x, kLog2e, -shift));
-  }
-  JAXSOFTMAX_HD static float rescaling(float from, float to) {
-    return exp2(reference(from) - reference(to));
-  }
-  JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float m) {
-    return FastFloat::reciprocal(s, m) + rounded_off(m);
-  }
-  JAXSOFTMAX_HD static float factor(float from, float m, Reciprocal r) {
-    return exp2(reference(from) - reference(m) - rounded_off(m) + r);
-  }
-#endif
-};
+using FastFloat = Fast<false>;  // bfloat16
+using FastHalf = Fast<true>;    // float16
 
 struct ExactFloat {
   using Acc = float;
@@ -254,7 +156,6 @@ struct ExactFloat {
   }
   JAXSOFTMAX_HD static float exp_diff(float x, float m) { return exp_parts(x, m).value(); }
   using Reference = float;
-  JAXSOFTMAX_HD static Reference reference(float m) { return m; }
   JAXSOFTMAX_HD static float term(float x, Reference from) { return exp_diff(x, from); }
   JAXSOFTMAX_HD static float rescaling(float from, float to) { return exp_diff(from, to); }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float) { return Words(1.0 / s.total()); }
@@ -306,7 +207,6 @@ struct ExactDouble {
     return e + e * d.error;
   }
   using Reference = double;
-  JAXSOFTMAX_HD static Reference reference(double m) { return m; }
   JAXSOFTMAX_HD static double term(double x, Reference from) { return exp_diff(x, from); }
   JAXSOFTMAX_HD static double rescaling(double from, double to) { return exp_diff(from, to); }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, double) {

@@ -103,7 +103,7 @@ struct Softmax {
 
   template <int K>
   JAXSOFTMAX_HD static void fold(State& state, Acc (&x)[1][K]) {
-    const auto from = N::reference(state.m == -infinity<Acc>() ? Acc(0) : state.m);  // e^-inf is 0
+    const typename N::Reference from(state.m == -infinity<Acc>() ? Acc(0) : state.m);  // e^-inf: 0
 #pragma unroll
     for (int j = 0; j < K; ++j) x[0][j] = N::term(x[0][j], from);
     N::add_terms(state.s, x[0]);

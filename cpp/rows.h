@@ -95,7 +95,6 @@ inline ffi::ErrorOr<Call> decode_call(const char* op, int inputs, ffi::Remaining
     call.rows.in[i] = in->untyped_data();
     bases |= reinterpret_cast<std::uintptr_t>(in->untyped_data());
   }
-  call.aligned = bases % kPackBytes == 0;
   const int itemsize = static_cast<int>(ffi::ByteWidth(y.element_type()));
   if (const std::string why = refusal(plan, inputs, itemsize, call.rows.cols); !why.empty()) {
     return fail("plan " + why);
@@ -110,7 +109,9 @@ inline ffi::ErrorOr<Call> decode_call(const char* op, int inputs, ffi::Remaining
                   std::to_string(given));
     }
     call.rows.workspace = static_cast<std::byte*>((*workspace)->untyped_data());
+    bases |= reinterpret_cast<std::uintptr_t>(call.rows.workspace);
   }
+  call.aligned = bases % kPackBytes == 0;
   return call;
 }
 

@@ -6,6 +6,7 @@ need neither.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from ._legal import (
@@ -13,6 +14,7 @@ from ._legal import (
     CLUSTER_PACKS,
     LINE,
     MAX_CLUSTER,
+    MAX_PIECE,
     MAX_SLOTS,
     MAX_SPLITS,
     MAX_THREADS,
@@ -25,8 +27,9 @@ from ._limits import KIB, Limits
 
 UNKNOWN_SPLITS = 8  # a forced split_k whose number of columns is symbolic
 
-# How a GPU's rows are planned. `size` counts packs of a row; behind each threshold stands, from
-# bench/results/NVIDIA-H200_plans.json, a shape with the us of the choice and of the next best.
+# How a GPU's rows are planned. `size` counts packs of a row; behind each threshold stands a shape
+# with the us of the choice and of the next best, from bench/results/NVIDIA-H200_plans.json, or for
+# devices without clusters from NVIDIA-H200_plans_without_clusters.json.
 
 # Packs of each input that a lane keeps in registers where a block or less has the row: (rows up to
 # so many packs, so many a lane).
@@ -108,8 +111,8 @@ def choose(
         if held is not None:
             return held
         if path is not None:
-            return _one_pass_largest(k, size, on)
-    few = rows is not None and (rows < on.sms if on.max_cluster == 0 else True)
+            return _largest(k, size, on)
+    few = rows is not None and (rows < on.sms or (on.max_cluster > 0 and on.cooperative))
     if path == "split_k" or (path is None and few and size >= SPLIT_PACKS):
         return _split(k, itemsize, size, rows, on)
     if size <= 128:  # rows share a block
@@ -163,7 +166,7 @@ def _in_cluster(k: int, itemsize: int, size: int, rows: int | None, on: Limits) 
         a_lane, threads = CLUSTER_PACKS, 128 * k
     else:
         return None
-    blocks = min(power_of_2(math.ceil(size / (a_lane * threads))), on.max_cluster)
+    blocks = min(power_of_2(math.ceil(size / (a_lane * threads))), _clusters(on))
     lanes = _lanes(size / a_lane / blocks)
     if lanes > (MAX_THREADS if a_lane <= 4 else MAX_THREADS // 2):
         return None
@@ -174,19 +177,20 @@ def _in_ring(
     k: int, itemsize: int, size: int, rows: int | None, on: Limits, *, forced: bool
 ) -> Plan | None:
     """Rows in rings of shared memory, of a block or a cluster, if these hold them."""
-    few = rows is not None and rows * size * k < FEW_PACKS and size > CLUSTER_LONGEST
-    if (size > RING_LONGEST or few) and not forced:
+    cut = rows is not None and rows * size * k < FEW_PACKS and size > CLUSTER_LONGEST
+    if (size > RING_LONGEST or cut) and not forced:
         return None
     piece, slots = RING_WIDE if k == 1 else RING_TWO_INPUTS
     blocks = power_of_2(math.ceil(size / piece))
     if k == 1 and itemsize == 2:
         found = next((row for row in RING_NARROW if size <= row[0]), (0, MAX_CLUSTER, 4))
         blocks, slots = found[1:]
-    blocks = min(blocks, on.max_cluster)
+    blocks = min(blocks, _clusters(on))
     longest = LINE * math.ceil(size / blocks / LINE)
     threads = _lanes(longest / (CHUNK * slots))
     room = on.smem_per_block - STATIC_SMEM - KIB
-    if k == 2 and rows is not None and rows * blocks <= AHEAD_BLOCKS * on.sms:
+    few = k == 2 and rows is not None and rows * blocks <= AHEAD_BLOCKS * on.sms
+    if few and threads * CHUNK * (slots + 1) * k * PACK <= room:
         slots += 1
     if (threads > LOW_THREADS and blocks == MAX_CLUSTER) or threads > MAX_THREADS:
         threads = HIGH_THREADS if k == 1 and longest > piece else LOW_THREADS
@@ -201,27 +205,48 @@ def _split(k: int, itemsize: int, size: int, rows: int | None, on: Limits) -> Pl
     """Rows cut over the device, in two launches or in one cooperative launch."""
     count = rows or 1
     why = f"{rows} long rows on {on.sms} SMs"
-    if on.max_cluster == 0 or not on.cooperative or k * count * size < TWO_LAUNCHES * on.sms:
+    together = _together(k, itemsize, size, count, on)
+    if together is None:
         # Up to 2 blocks an SM of at least 512 packs, or 1 of 128.
         an_sm = on.sms / count
         splits = max(min(2 * an_sm, size / 512, on.sms), min(an_sm, size / 128), 1)
         threads = HIGH_THREADS if size > 65536 and count == 1 else LOW_THREADS
         return Plan("split_k", threads, splits=min(round(splits), MAX_SPLITS), why=why)
+    return dataclasses.replace(together, why=why)
+
+
+def _together(k: int, itemsize: int, size: int, count: int, on: Limits) -> Plan | None:
+    """The cooperative launch, where the device grants it and it is worth it."""
+    total = k * count * size
+    if not on.cooperative or on.max_cluster == 0 or total < TWO_LAUNCHES * on.sms:
+        return None
     wide, resident = k == 1 and itemsize > 2, size / on.sms > RESIDENT
     threads = HIGH_THREADS if wide else 384 if resident else LOW_THREADS
     an_sm = 1 if wide or resident or k == 2 or itemsize == 8 else 2
     room = min(on.smem_per_block - 8 * KIB, on.smem_per_sm // an_sm - KIB) - STATIC_SMEM
     slot = CHUNK * k * PACK  # bytes a thread
-    threads = next(t for t in (threads, 256, 128, 64) if room >= t * slot * MIN_SLOTS)
+    fitting = [t for t in (threads, 256, 128, 64) if room >= t * slot * MIN_SLOTS]
+    if not fitting or size < SPLIT_PACKS:
+        return None
+    threads = fitting[0]
     slots = min(room // (threads * slot), MAX_SLOTS)
     blocks = an_sm * on.sms
-    splits = min(max(blocks / count, size / (PIECE_WIDE if wide else PIECE), 1), on.sms)
-    splits = min(blocks // max(int(blocks // splits), 1), on.sms)  # a whole number of groups
-    return Plan("split_k", threads, 1, 0, slots * CHUNK * k, splits, why=why)
+    least = min(max(blocks / count, size / (PIECE_WIDE if wide else PIECE), 1), on.sms)
+    splits = min(blocks // max(int(blocks // least), 1), on.sms)  # a whole number of groups
+    splits = max(splits, min(2, math.ceil(least)))  # a row that is cut is not left to one block
+    if math.ceil((size + LINE) / splits) > MAX_PIECE:
+        return None
+    return Plan("split_k", threads, 1, 0, slots * CHUNK * k, splits)
 
 
-def _one_pass_largest(k: int, size: int, on: Limits) -> Plan:
+def _largest(k: int, size: int, on: Limits) -> Plan:
     """For who forces one_pass: the first plan that holds the row, or the largest there is."""
+    if (blocks := _clusters(on)) > 0:
+        slot = CHUNK * k * PACK
+        room = on.smem_per_block - STATIC_SMEM - KIB
+        threads = next((t for t in (MAX_THREADS, 256, 128) if room >= t * slot), 64)
+        slots = clamp(room // (threads * slot), 1, MAX_SLOTS)
+        return Plan("one_pass", threads, 1, 0, slots * CHUNK * k, blocks, why="all that fits")
     for threads, registers in ((MAX_THREADS, 4 * k), (MAX_THREADS // 2, 32)):
         room = (on.smem_per_block - STATIC_SMEM) // (threads * PACK * k) * k
         need = k * math.ceil(size / threads) - registers
@@ -229,6 +254,11 @@ def _one_pass_largest(k: int, size: int, on: Limits) -> Plan:
             break
     shared = max(min(need, room), 0)
     return Plan("one_pass", threads, 1, registers, shared, why="all that a block can hold")
+
+
+def _clusters(on: Limits) -> int:
+    """The largest cluster of the device that a plan may have."""
+    return min(MAX_CLUSTER, power_of_2(on.max_cluster + 1) // 2)
 
 
 def _lanes(count: float) -> int:

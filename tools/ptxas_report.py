@@ -2,7 +2,8 @@
 
     python3 tools/ptxas_report.py                    compiles cpp/cuda/*.cu for --arch, then reads
     python3 tools/ptxas_report.py --log build.log    reads the log of `pip install -v .` instead
-    python3 tools/ptxas_report.py --module _native.abi3.so    also holds the module to its size
+    python3 tools/ptxas_report.py --module _native.abi3.so    also holds the module to its size:
+        8 MB; with --limit-mb 30 for a build of every architecture from sm_80 to sm_120
 
 Exit status 1 if a kernel spills that ALLOWED_SPILLS does not name, or the module is over
 --limit-mb.
@@ -23,8 +24,7 @@ KERNELS = ROOT / "cpp" / "cuda"
 
 # Kernels that may spill: a pattern of the demangled name, and how much.
 ALLOWED_SPILLS: dict[str, str] = {
-    r"one_pass<.*Softmax<.*ExactDouble>.*, 32>": "4 bytes beside 128 registers of row",
-    r"one_pass<.*SoftmaxBwd<.*ExactDouble>.*, 16>": "8 bytes beside 128 registers of row",
+    r"one_pass<.*Softmax<.*ExactDouble>.*, 32,": "16 bytes beside the row; not planned",
 }
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")

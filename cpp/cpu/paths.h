@@ -27,7 +27,7 @@ struct PlainLoader {
   }
 };
 
-inline constexpr int kChunk = 64;  // elements folded at once: a few registers of any vector width
+inline constexpr int kBatch = 64;  // elements folded at once: a few registers of any vector width
 
 // The loops over a row, compiled for several instruction sets, the best of which the loader picks:
 // float32 forward takes 1.6 instead of 3.8 ns an element with AVX-512. flatten inlines what they
@@ -44,19 +44,19 @@ template <class Op, class D>
 struct Chunk {
   using Acc = typename D::Numerics::Acc;
   using Storage = typename D::Storage;
-  alignas(64) Storage raw[Op::kInputs][kChunk];
-  alignas(64) Acc values[Op::kInputs][kChunk];
+  alignas(64) Storage raw[Op::kInputs][kBatch];
+  alignas(64) Acc values[Op::kInputs][kBatch];
 
   // Converts `count` raw elements of each input and pads the rest.
   void unpack(int count) {
     for (int i = 0; i < Op::kInputs; ++i) {
-      for (int j = 0; j < kChunk; ++j) values[i][j] = D::to_acc(raw[i][j]);
-      for (int j = count; j < kChunk; ++j) values[i][j] = Op::pad(i);
+      for (int j = 0; j < kBatch; ++j) values[i][j] = D::to_acc(raw[i][j]);
+      for (int j = count; j < kBatch; ++j) values[i][j] = Op::pad(i);
     }
   }
   void map(const typename Op::Row& row, int count, Storage* out) const {
-    alignas(64) Storage mapped[kChunk];
-    for (int j = 0; j < kChunk; ++j) {
+    alignas(64) Storage mapped[kBatch];
+    for (int j = 0; j < kBatch; ++j) {
       Acc v[Op::kInputs];
       for (int i = 0; i < Op::kInputs; ++i) v[i] = values[i][j];
       mapped[j] = D::from_acc(Op::map(v, row));
@@ -99,8 +99,8 @@ class Paths {
   // visit(offset in the row, elements) over the columns [from, to), a chunk at a time.
   template <class Visit>
   static void chunks(std::int64_t from, std::int64_t to, const Visit& visit) {
-    for (std::int64_t at = from; at < to; at += kChunk) {
-      visit(at, static_cast<int>(std::min<std::int64_t>(kChunk, to - at)));
+    for (std::int64_t at = from; at < to; at += kBatch) {
+      visit(at, static_cast<int>(std::min<std::int64_t>(kBatch, to - at)));
     }
   }
 

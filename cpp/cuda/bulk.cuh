@@ -1,7 +1,7 @@
 // Hopper's asynchronous machinery, as thin as its instructions: barriers in shared memory that
-// count bytes, bulk copies into shared memory, stores into another block's shared memory, and
-// waiting for blocks of a cluster and of a grid. Older architectures have none of it; what uses it
-// is not launched there.
+// count bytes, bulk copies into shared memory, stores into another block's shared memory, waiting
+// for the blocks of a cluster and for the kernel before. Older architectures have none of it: what
+// needs it is not launched there. Parcels in device memory work everywhere.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -42,6 +42,15 @@ class Barrier {
         asm volatile("{\n.reg .pred done;\n"
                      "again:\n"
                      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                     "@!done bra again;\n}" ::"r"(address()),
+                     "r"(parity) : "memory"));
+  }
+  // The same, and what other blocks of the cluster have sent can then be read.
+  __device__ void wait_for_cluster(unsigned parity) {
+    JAXSOFTMAX_HOPPER(
+        asm volatile("{\n.reg .pred done;\n"
+                     "again:\n"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
                      "@!done bra again;\n}" ::"r"(address()),
                      "r"(parity) : "memory"));
   }

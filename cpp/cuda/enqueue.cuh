@@ -31,12 +31,14 @@ class Enqueue {
   void operator()(const char* name, std::int64_t blocks, const Launch& how, const Args&... args) {
     if (failure_.error != cudaSuccess) return;
     failure_.kernel = name;
-    int resident = 0;
-    failure_.error = prepare<kernel>(how, &resident);
+    Prepared prepared;
+    failure_.error = prepare<kernel>(how, &prepared);
     if (failure_.error != cudaSuccess || stage_ == Stage::initialize) return;
     std::int64_t most = ((std::int64_t{1} << 31) - 1) / how.unit * how.unit;
-    if (how.persistent) most = resident;
-    Config config(how, static_cast<unsigned>(blocks < most ? blocks : most), stream_);
+    if (how.persistent) most = prepared.resident;
+    Launch granted = how;
+    granted.dependent &= prepared.hopper;  // older code does not wait for the kernel before it
+    Config config(granted, static_cast<unsigned>(blocks < most ? blocks : most), stream_);
     failure_.error = taken(cudaLaunchKernelEx(&config.launch, kernel, args...));
   }
 
@@ -47,6 +49,11 @@ class Enqueue {
   }
 
  private:
+  struct Prepared {
+    int resident = 0;     // blocks on the device at one time
+    bool hopper = false;  // whether the loaded code was compiled for Hopper or later
+  };
+
   struct Config {
     cudaLaunchConfig_t launch{};
     cudaLaunchAttribute attributes[3];
@@ -78,36 +85,35 @@ class Enqueue {
   // Loads the kernel, grants what it needs and counts the blocks that can be resident, once a
   // device and way of launching: none of it is wanted during capture.
   template <auto kernel>
-  static cudaError_t prepare(const Launch& how, int* resident) {
+  static cudaError_t prepare(const Launch& how, Prepared* found) {
     static std::mutex preparing;
-    static std::map<std::tuple<int, int, int, int>, int> prepared;
+    static std::map<std::tuple<int, int, int, int>, Prepared> prepared;
     static std::map<int, int> granted;  // a grant is the kernel's: it must only grow
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return taken(error);
     const std::lock_guard<std::mutex> lock(preparing);
     const auto key = std::make_tuple(device, how.threads, how.smem, how.cluster ? how.unit : 0);
-    if (const auto found = prepared.find(key); found != prepared.end()) {
-      *resident = found->second;
+    if (const auto known = prepared.find(key); known != prepared.end()) {
+      *found = known->second;
     } else {
-      error = grant(kernel, how, granted[device]);
-      if (error == cudaSuccess) error = count_resident(kernel, how, device, resident);
+      error = grant(kernel, how, granted[device], &found->hopper);
+      if (error == cudaSuccess) error = count_resident(kernel, how, device, &found->resident);
       if (error != cudaSuccess) return taken(error);
-      prepared[key] = *resident;
+      prepared[key] = *found;
     }
-    *resident -= *resident % how.unit;
-    if (*resident == 0 && how.cooperative) return cudaErrorCooperativeLaunchTooLarge;
-    return *resident == 0 && how.cluster ? cudaErrorInvalidClusterSize : cudaSuccess;
+    found->resident -= found->resident % how.unit;
+    if (found->resident == 0 && how.cooperative) return cudaErrorCooperativeLaunchTooLarge;
+    return found->resident == 0 && how.cluster ? cudaErrorInvalidClusterSize : cudaSuccess;
   }
 
   template <class Kernel>
-  static cudaError_t grant(Kernel* kernel, const Launch& how, int& granted) {
+  static cudaError_t grant(Kernel* kernel, const Launch& how, int& granted, bool* hopper) {
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error != cudaSuccess) return error;
-    if ((how.cluster || how.hopper) && attributes.ptxVersion < 90) {
-      return cudaErrorNoKernelImageForDevice;
-    }
+    *hopper = attributes.ptxVersion >= 90;
+    if ((how.cluster || how.hopper) && !*hopper) return cudaErrorNoKernelImageForDevice;
     if (how.smem > granted) {
       error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.smem);
       if (error == cudaSuccess) granted = how.smem;

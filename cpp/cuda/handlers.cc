@@ -10,9 +10,9 @@
 namespace jaxsoftmax::cuda {
 namespace {
 
-using Launch = Failure (*)(DType, const Rows&, const Plan&, Stage, cudaStream_t);
+using Launcher = Failure (*)(DType, const Rows&, const Plan&, Stage, cudaStream_t);
 
-ffi::Error handle(const char* name, int inputs, Launch launch, Stage stage, cudaStream_t stream,
+ffi::Error handle(const char* name, int inputs, Launcher launch, Stage stage, cudaStream_t stream,
                   ffi::RemainingArgs args, ffi::RemainingRets rets, const Plan& plan,
                   std::int32_t reduced) {
   auto call = decode_call(name, inputs, args, rets, plan, reduced);

@@ -10,11 +10,10 @@ __global__ void probe() {}
 }  // namespace
 
 int largest_cluster() {
-  int device = 0, shared = 0, largest = 0;
+  int current = 0, shared = 0, largest = 0;
   cudaFuncAttributes code;
-  if (cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-          cudaSuccess &&
+  if (cudaGetDevice(&current) == cudaSuccess && cudaSetDevice(0) == cudaSuccess &&
+      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0) == cudaSuccess &&
       cudaFuncGetAttributes(&code, probe) == cudaSuccess && code.ptxVersion >= 90 &&
       cudaFuncSetAttribute(probe, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) ==
           cudaSuccess &&
@@ -37,6 +36,7 @@ int largest_cluster() {
       largest = size;
     }
   }
+  (void)cudaSetDevice(current);
   (void)cudaGetLastError();
   return largest;
 }

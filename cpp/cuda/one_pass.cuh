@@ -134,10 +134,11 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
     }
 
     State state;
-    if constexpr (State::kKeyed) {  // the whole lane's key first: nothing is ever rescaled
+    if constexpr (State::kKeyed) {  // the key of the warp's lanes first: they never rescale
       const auto expect = [&](const Pack& pack) { state.expect(Convert<D>::largest(pack)); };
       in_registers(lane, [&](int k, int) { expect(held.packs[k].raw[0]); });
       in_shared(lane, [&](const Pack* slot, int) { expect(*slot); });
+      state.expect(largest_of_lanes(state.key(), min(lanes_a_block, 32), members_of_warp()));
     }
     in_registers(lane, [&](int k, int) { Op::fold(state, held.unpack(k)); });
     in_shared(lane, [&](const Pack* slot, int) {
@@ -150,15 +151,15 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
     if constexpr (kCluster) {
       const int warp = threadIdx.x / 32;
       if (a_block == 1) {
-        reduce_row(state, lanes_a_block, turn, scratch);
+        reduce_row<0, true>(state, lanes_a_block, turn, scratch);
       } else {
-        reduce_lanes(state, 32, kWarp);
+        reduce_lanes<true>(state, 32, kWarp);
       }
       if (turn == 0) wait_for_cluster();  // until every mailbox is open
       if (warp < a_block) mailbox.send(state, rank * a_block + warp, blocks, turn);
       state = mailbox.collect(turn);
     } else {
-      reduce_row(state, lanes_a_block, turn, scratch);
+      reduce_row<0, true>(state, lanes_a_block, turn, scratch);
     }
     const typename Op::Row finished = Op::finish(state);
     const int again = anew(lane);

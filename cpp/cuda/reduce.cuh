@@ -24,36 +24,36 @@ __device__ T shuffle_xor(const T& value, int lane_mask, unsigned members) {
   return out;
 }
 
-// The largest key of the lanes of a whole warp. Floats in order as unsigned numbers need one
-// instruction where five shuffles would wait for each other.
+// The largest key of `lanes` (a power of two, at most 32) neighbouring lanes; `alike` says that the
+// groups of the whole warp hold the same keys. Over a warp floats in order as unsigned numbers need
+// one instruction where five shuffles would wait for each other.
 template <class Key>
-__device__ Key largest_of_warp(Key key) {
+__device__ Key largest_of_lanes(Key key, int lanes, unsigned members, bool alike = false) {
   if constexpr (sizeof(Key) == 4) {
-    const unsigned bits = __float_as_uint(key);
-    const unsigned order = bits ^ (static_cast<int>(bits) < 0 ? 0xffffffffu : 0x80000000u);
-    const unsigned most = __reduce_max_sync(kWarp, order);
-    return __uint_as_float(most ^ (static_cast<int>(most) < 0 ? 0x80000000u : 0xffffffffu));
-  } else {
-    for (int mask = 16; mask > 0; mask /= 2) key = larger(key, shuffle_xor(key, mask, kWarp));
-    return key;
+    if (alike || lanes == 32) {
+      const unsigned bits = __float_as_uint(key);
+      const unsigned order = bits ^ (static_cast<int>(bits) < 0 ? 0xffffffffu : 0x80000000u);
+      const unsigned most = __reduce_max_sync(kWarp, order);
+      return __uint_as_float(most ^ (static_cast<int>(most) < 0 ? 0x80000000u : 0xffffffffu));
+    }
   }
+  for (int mask = lanes / 2; mask > 0; mask /= 2) {
+    key = larger(key, shuffle_xor(key, mask, members));
+  }
+  return key;
 }
 
-// Over `lanes` (a power of two, at most 32) neighbouring lanes: first the common key, then one
-// rescaling a lane, then the sum; pairwise merging would rescale five times. `alike` says that the
-// groups of the whole warp hold the same states.
-template <class State>
+// The lanes that take part where `lanes` of them share a row: whole warps, or one that is not full.
+__device__ inline unsigned members_of_warp() {
+  return blockDim.x < 32 ? (1u << blockDim.x) - 1 : kWarp;
+}
+
+// Over neighbouring lanes as above: first the common key, then one rescaling a lane, then the sum;
+// pairwise merging would rescale five times. kAligned: the lanes have the common key already.
+template <bool kAligned = false, class State>
 __device__ void reduce_lanes(State& state, int lanes, unsigned members, bool alike = false) {
-  if constexpr (State::kKeyed) {
-    auto key = state.key();
-    if (alike || lanes == 32) {
-      key = largest_of_warp(key);
-    } else {
-      for (int mask = lanes / 2; mask > 0; mask /= 2) {
-        key = larger(key, shuffle_xor(key, mask, members));
-      }
-    }
-    state.align(key);
+  if constexpr (State::kKeyed && !kAligned) {
+    state.align(largest_of_lanes(state.key(), lanes, members, alike));
   }
   auto sum = state.s.merged();
   for (int mask = lanes / 2; mask > 0; mask /= 2) sum.add(shuffle_xor(sum, mask, members));
@@ -83,13 +83,14 @@ struct Scratch {
 
 // Over the lanes of one row: groups of `lanes` <= 32 lanes, or the `lanes` threads of the block.
 // `turn` alternates from one call to the next. Every one of these threads must call it; barrier 0
-// is for all threads of the block, another one for `lanes` of them.
-template <int kBarrier = 0, class State>
+// is for all threads of the block, another one for `lanes` of them. kAligned: the lanes of a warp
+// have their row's common key already.
+template <int kBarrier = 0, bool kAligned = false, class State>
 __device__ void reduce_row(State& state, int lanes, int turn, Scratch<State>& scratch) {
-  const unsigned members = blockDim.x < 32 ? (1u << blockDim.x) - 1 : kWarp;
-  if (lanes <= 32) return reduce_lanes(state, lanes, members);
+  const unsigned members = members_of_warp();
+  if (lanes <= 32) return reduce_lanes<kAligned>(state, lanes, members);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  reduce_lanes(state, 32, members);
+  reduce_lanes<kAligned>(state, 32, members);
   char (*slots)[sizeof(State)] = scratch.bytes[turn & 1];
   if (lane == 0) memcpy(slots[warp], &state, sizeof state);
   if constexpr (kBarrier == 0) {
@@ -136,7 +137,7 @@ class Mailbox {
   // All states, merged. As every block waits for all that is sent to it, none leaves while another
   // may still write to it.
   __device__ State collect(int turn) {
-    filled_[turn & 1].wait((turn >> 1) & 1);
+    filled_[turn & 1].wait_for_cluster((turn >> 1) & 1);
     const Message* messages = messages_ + (turn & 1) * count_;
     const int width = count_ < 32 ? lanes_for(count_) : 32, lane = threadIdx.x & (width - 1);
     State state;

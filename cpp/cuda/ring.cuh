@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
   Mailbox<State> mailbox(mail, blocks);
   const auto place = [&](int slot) { return buffer + slot * Op::kInputs * chunk; };
 
-  using Piece = Window<D, int, kLine>;
-  const auto piece_of = [&](std::int64_t row) -> Piece {
+  using Part = Window<D, int, kLine>;
+  const auto piece_of = [&](std::int64_t row) -> Part {
     return Window<D, std::int64_t, kLine>(rows, row).piece(from, cut.size);
   };
 
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
   if (tid >= threads) {
     if (tid == threads) {
       for (std::int64_t row = first_row; row < rows.rows; row += groups) {
-        const Piece piece = piece_of(row);
+        const Part piece = piece_of(row);
         const auto fetch = [&](int p, Keep keep) {
           const int bytes = min(chunk, piece.packs() - p) * kPackBytes;
           empty[at.slot].wait(at.phase ^ 1);  // at first all are
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
   };
   // visit(packs, index, whole) for this thread's packs of the chunk at p in a slot: kAtOnce of them
   // where all lie inside the row, else one by one
-  const auto each = [&](const Piece& piece, const Cursor& cursor, int p, const auto& visit) {
+  const auto each = [&](const Part& piece, const Cursor& cursor, int p, const auto& visit) {
     constexpr int kAtOnce = sizeof(typename D::Storage) == 2 ? 2 / Op::kInputs : 1;
     const Pack* held = place(cursor.slot) + tid;
     const auto load = [&](int u) {
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
   };
   int turn = 0;
   for (std::int64_t row = first_row; row < rows.rows; row += groups, ++turn) {
-    const Piece piece = piece_of(row);
+    const Part piece = piece_of(row);
     State state;
     Cursor kept = at;  // where the chunks that stay in the ring begin
     int p = 0;
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
     }
     const typename Op::Row finished = Op::finish(state);
 
-    const auto map = [&](const Cursor& cursor, int p) {
-      each(piece, cursor, p, [&](const auto& loaded, int q, auto whole) {
+    const auto map = [&](const Cursor& cursor, int from) {
+      each(piece, cursor, from, [&](const auto& loaded, int q, auto whole) {
         constexpr int kCount = std::extent_v<std::remove_reference_t<decltype(loaded)>>;
 #pragma unroll
         for (int v = 0; v < kCount; ++v) {
@@ -183,11 +183,11 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
     };
     const int again = min(p, cut.streamed);
 #pragma unroll 1
-    for (int p = cut.streamed; p < piece.packs(); p += chunk, kept.advance(slots)) map(kept, p);
+    for (int q = cut.streamed; q < piece.packs(); q += chunk, kept.advance(slots)) map(kept, q);
 #pragma unroll 1
-    for (int p = again; p > 0; p -= chunk, at.advance(slots)) {
+    for (int q = again; q > 0; q -= chunk, at.advance(slots)) {
       full[at.slot].wait(at.phase);
-      map(at, p - chunk);
+      map(at, q - chunk);
     }
   }
 }
