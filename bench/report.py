@@ -65,6 +65,7 @@ def environment() -> dict[str, Any]:
     """Where and with what this run was made."""
     device = jax.devices()[0]
     gpu = device.platform != "cpu"
+    told = os.environ.get("BENCH_COMMIT")
     status = _output("git", "status", "--porcelain", "--untracked-files=no")
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
@@ -80,9 +81,9 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "formulas_because": _ffi.REASON,  # None where the kernels run
         "build_info": _ffi.NATIVE.build_info() if _ffi.NATIVE is not None else None,
-        # A copy of the tree without its .git can be told which commit it is.
-        "commit": _output("git", "rev-parse", "HEAD") or os.environ.get("BENCH_COMMIT"),
-        "dirty": None if status is None else bool(status),
+        # A copy of the tree can be told which commit it is: its .git may be missing or another's.
+        "commit": told or _output("git", "rev-parse", "HEAD"),
+        "dirty": None if told or status is None else bool(status),
         "timing": "device time (profiler)" if gpu else "wall time (paired rounds)",
     }
 
@@ -177,8 +178,16 @@ def plot(data: dict[str, Any], path: Path) -> None:
 
     rows = [row for shape in data["shapes"] for row in shape.get("rows", [])]
     groups = [("fewer than 512 rows", lambda r: r < 512), ("512 rows or more", lambda r: r >= 512)]
-    figure, axes = plt.subplots(2, 2, figsize=(12, 8), sharey="row", layout="constrained")
-    for i, what in enumerate(("fwd", "bwd")):
+    kinds = [what for what in ("fwd", "bwd") if any(r["what"] == what for r in rows)] or ["fwd"]
+    figure, axes = plt.subplots(
+        len(kinds),
+        2,
+        figsize=(12, 4 * len(kinds)),
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
+    )
+    for i, what in enumerate(kinds):
         for j, (title, belongs) in enumerate(groups):
             axis = axes[i][j]
             mine = [r for r in rows if r["what"] == what and belongs(r["shape"][0])]
