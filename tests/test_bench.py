@@ -430,9 +430,15 @@ def test_other_tables(tmp_path, mode):
     assert done.returncode == 0 and "16x512" in done.stdout, done.stdout + done.stderr
 
 
-def test_results_of_earlier_versions_are_read(tmp_path):
+@pytest.mark.parametrize(
+    "name, found",
+    [("NVIDIA-H200_float16_softmax.json", 2), ("Intel-R-Xeon-R-Processor_float32.json", 4)],
+)
+def test_stored_results_are_read(tmp_path, name, found):
+    """Of this version, and of the one before, whose rows have no score."""
     file = tmp_path / "peers.csv"
     file.write_text(CSV)
-    stored = json.loads((ROOT / "bench/results/NVIDIA-H200_float16.json").read_text())
+    stored = json.loads((ROOT / "bench/results" / name).read_text())
     rows = [row for shape in stored["shapes"] for row in shape["rows"]]
-    assert len(peers.compare(rows, peers.read(file), "float16")) == 4
+    dtype = stored["options"]["dtype"]
+    assert len(peers.compare(rows, peers.read(file), dtype)) == found
