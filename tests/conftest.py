@@ -18,6 +18,7 @@ _root, _path = Path(__file__).resolve().parents[1], list(sys.path)
 sys.path[:] = [p for p in _path if Path(p or ".").resolve() != _root]
 if importlib.util.find_spec("jaxsoftmax") is None:
     sys.path[:] = _path
+sys.path.append(str(_root))  # last: for bench, which no package holds
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -54,3 +55,10 @@ def cpus():
     if len(devices) < 8:
         pytest.skip("XLA_FLAGS asks for fewer than 8 CPU devices")
     return devices[:8]
+
+
+@pytest.fixture
+def cpu_backend():
+    """For what asks which device JAX runs on."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("this process runs on a GPU")
