@@ -64,18 +64,18 @@ CLUSTER_IN_ALL_TWO = 6144  # of more than 4096 packs; 128 x 65536 backward: 18.4
 # Rows in rings of shared memory: (rows up to so many packs, blocks of a cluster, slots of a block).
 RING_NARROW = (  # one input of float16, bfloat16
     (4096, 2, 2),  # 8192 x 32768: 260.9, 262.5 in one block
-    (6400, 2, 5),  # 8192 x 50257: 405.6, 425.0 with 4 slots
+    (6400, 2, 5),  # 8192 x 50257: 405.6, 426.7 with 4 slots
     (8192, 2, 3),  # 4096 x 65536: 263.3, 264.4 with 4 blocks
     (16384, 8, 4),  # 4096 x 128256: 507, 511 with 4 blocks
     (24576, 8, 3),  # 128 x 151936: 28.6, 29.6 with 16 blocks
     (32768, 16, 4),  # 1024 x 262144: 269.8, 270.6 with 8 blocks
 )
-RING_LONGEST = 131072  # 256 x 1048576 float16: 294, 305 in a cooperative launch
-FEW_PACKS = 5 << 20  # in all, of rows cut over the device; 32 x 1048576: 47.3, 51.4 in rings
+RING_LONGEST = 131072  # 256 x 1048576 float16: 294, 306 in a cooperative launch
+FEW_PACKS = 5 << 20  # in all, of rows cut over the device; 32 x 1048576: 47.8, 50.5 in rings
 # Others cut a row into pieces of about so many packs, in so many slots.
-RING_WIDE = (4096, 4)  # 8192 x 32768 float32: 658, 676 with 8 blocks
+RING_WIDE = (4096, 4)  # 8192 x 32768 float32: 658, 690 in one block
 RING_TWO_INPUTS = (2048, 2)  # 4096 x 65536 float16: 375.1 with 4 blocks, 373.6 with 8 of 3 slots
-AHEAD_BLOCKS = 16  # an SM; up to so many, a third slot: 128 x 65536 backward 17.7 us, 19.5 without
+AHEAD_BLOCKS = 16  # an SM; up to so many, one more slot: 128 x 65536 backward 17.8 us, 19.5 without
 LOW_THREADS, HIGH_THREADS = 256, 512
 
 # Few long rows are cut over the device. Up to so many packs an SM (over the inputs) in two

@@ -13,8 +13,8 @@ namespace jaxsoftmax::cuda {
 // kept of each element (one multiplication from the output), or the packs as loaded where the
 // values would take too many registers. Measured on an H200, kept against loaded: float32
 // 32768 x 8192 646 against 781 us, 262144 x 128 75 against 93 us; float16 with 4 packs a lane
-// 2048 x 4096 13.9 against 12.9 us, so 16-bit values are kept for at most 2 packs; in a cluster,
-// where rows are few and occupancy does not count, for all.
+// 2048 x 4096 13.9 against 12.9 us, so 16-bit values are kept for at most 2 packs; for 4 in a
+// cluster, where rows are few and occupancy hardly counts.
 template <class Op, class D, int kRegs, bool kCluster>
 struct Held {
   using Acc = typename D::Numerics::Acc;
@@ -22,9 +22,7 @@ struct Held {
   static constexpr int kRaw = kRegs * Op::kInputs * 4;  // registers
   static constexpr int kValues = kRaw * static_cast<int>(sizeof(Acc) / sizeof(typename D::Storage));
   static constexpr bool kKept = Op::kKeeps && sizeof(Acc) == 4 &&
-                                kValues <= (kCluster                           ? 32
-                                            : sizeof(typename D::Storage) == 4 ? 32
-                                                                               : 16);
+                                kValues <= (kCluster || sizeof(typename D::Storage) == 4 ? 32 : 16);
   // Blocks of the most threads that an SM's registers must have room for. Left alone, the compiler
   // takes 95 registers for 8 packs of float16, and 16384 x 16384 goes from 288 to over 345 us.
   static constexpr int kWords = kKept ? kValues : kRaw;
@@ -61,7 +59,7 @@ __host__ __device__ constexpr int senders(int warps, int blocks) {
 
 // What a kernel is compiled for. Rows of which every lane has all its packs need no checks, which
 // short rows feel: float16 1048576 x 64 takes 65.8 us instead of 69.8, 2048 x 4096 10.8 instead of
-// 11.0. And only a cluster needs its code: 62 registers instead of 48, 72.0 us instead of 70.2.
+// 11.0. And only a cluster needs its code: with it 1048576 x 64 took 72.0 us instead of 70.2.
 enum class For { any, whole, cluster };
 inline constexpr int kWholePacks = 8;  // compiled for whole rows up to so many packs a lane
 
