@@ -1,7 +1,7 @@
-"""Command line: check every path against the oracle, time softmax and its gradient, report.
+"""Command line: check every path against the oracle, time the ops and their gradients, report.
 
     python3 -m bench [--quick] [--dtype NAME] [--op OP] [--shapes 128x1024,...] [--out DIR]
-    python3 -m bench --seed-table | --regret | --cliffs | --traffic
+    python3 -m bench --seed-table | --regret | --cliffs | --traffic | --loss
     python3 -m bench --peers FILE.csv [--from RESULT.json]
 
 Exit status: 0 all right, 1 a wrong result or a measurement that failed, 2 a bad option.
@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     sys.exit(f'{error}: run python3 -m pip install ".[bench]" first')
 
-from . import cliffs, peers, regret, report, runs, shapes, table, traffic
+from . import cliffs, loss, ops, peers, regret, report, shapes, table, traffic
 from .timing import on_gpu
 
 MODES = {
@@ -29,6 +29,7 @@ MODES = {
     "regret": (regret.run, "every sensible plan of each shape: what the planner loses"),
     "cliffs": (cliffs.run, "time a byte on both sides of powers of two and of thresholds"),
     "traffic": (traffic.run, "DRAM bytes of each kind of plan, counted by ncu"),
+    "loss": (loss.run, "a language model's loss and its gradient, in two forms, ours and jax.nn's"),
 }
 
 
@@ -36,9 +37,11 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python3 -m bench", description=__doc__.split("\n")[0])
     names = ", ".join(_plan.DTYPES)
     parser.add_argument("--quick", action="store_true", help="few shapes, under a minute")
-    parser.add_argument("--dtype", help=f"{names} (default: float16 on a GPU, else float32)")
-    text = "default: both; with --regret and --cliffs softmax"
-    parser.add_argument("--op", choices=(*runs.OPS, "both"), help=text)
+    parser.add_argument(
+        "--dtype", help=f"{names} (default: float16 on a GPU, else float32; --loss bfloat16)"
+    )
+    text = "both: softmax and softmax_bwd, the default; with --regret and --cliffs softmax"
+    parser.add_argument("--op", choices=tuple(ops.CHOICES), help=text)
     parser.add_argument("--shapes", help="ROWSxCOLUMNS, separated by commas, instead of the grid")
     modes = parser.add_mutually_exclusive_group()
     for name, (_, text) in MODES.items():
@@ -51,13 +54,15 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.mode = next((name for name in MODES if getattr(args, name)), None)
     args.check_dtypes = [args.dtype] if args.dtype else list(_plan.DTYPES)
-    args.dtype = args.dtype or ("float16" if on_gpu() else "float32")
+    default = "bfloat16" if args.loss else "float16" if on_gpu() else "float32"
+    args.dtype = args.dtype or default
     if args.dtype not in _plan.DTYPES:
         parser.exit(2, f"unknown dtype {args.dtype!r}: one of {names}\n")
     if args.source and not args.peers:
         parser.exit(2, "--from is for --peers\n")
-    op = args.op or ("softmax" if args.mode in ("regret", "cliffs") else "both")
-    args.ops = runs.OPS if op == "both" else (op,)
+    if args.op and args.loss:
+        parser.exit(2, "--loss has ops of its own: --op is for the other tables\n")
+    args.ops = ops.CHOICES[args.op or ("softmax" if args.mode in ("regret", "cliffs") else "both")]
     try:
         args.grid = shapes.parse(args.shapes) if args.shapes else list(grid(args))
         args.peers = peers.read(args.peers) if args.peers else None
@@ -68,6 +73,8 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def grid(args: argparse.Namespace) -> tuple[shapes.Shape, ...]:
+    if args.loss:
+        return shapes.loss(on_gpu(), args.quick)
     if not on_gpu():
         return shapes.CPU_QUICK if args.quick else shapes.CPU
     if args.quick:

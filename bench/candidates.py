@@ -2,7 +2,8 @@
 
 Sensible, by arithmetic alone: the row's lanes or slots are at most 4 times what it fills; a row is
 cut over more blocks only while the device has too few to run, or where a block can hold no more
-than twice the row. MOST binds seldom; where it does, the kinds give up their last plans in turn.
+than twice the row. An op that only folds or only maps reads once in any kind, so two_pass gets more
+plans. MOST binds seldom; where it does, the kinds give up their last plans in turn.
 """
 
 import contextlib
@@ -48,11 +49,12 @@ def by_kind(op: str, dtype: str, rows: int, n: int, limits: Limits) -> dict[str,
 
 
 def _gpu(op: str, dtype: str, rows: int, n: int, limits: Limits) -> Iterator[Plan]:
-    shape = _Shape(_legal.find_op(op).inputs, rows, max(_legal.packs(n, dtype), 1), limits)
+    row = _legal.find_op(op)
+    shape = _Shape(row.inputs, rows, max(_legal.packs(n, dtype), 1), limits)
     yield from shape.in_registers()
     yield from shape.in_registers_and_shared()
     yield from shape.in_rings()
-    yield from shape.read_twice()
+    yield from shape.streamed(once=row.folds == 0 or row.reduces)
     yield from shape.cut()
     yield from shape.cooperative()
 
@@ -135,13 +137,14 @@ class _Shape:
                     packs = slots * CHUNK * self.k
                     yield Plan("one_pass", threads, 1, 0, packs, count)
 
-    def read_twice(self) -> Iterator[Plan]:
-        for threads in (128, 256, 512):
-            if self.size > 128:
+    def streamed(self, once: bool) -> Iterator[Plan]:
+        blocks, depths = ((64, 128, 256, 512), (1, 2, 4, 8)) if once else ((128, 256, 512), (2, 4))
+        for threads in blocks:
+            if self.size > 128 or (once and self.size >= threads):
                 yield Plan("two_pass", threads)
-        for each in (2, 4):
+        for depth in depths:
             if self.size <= 128:
-                lanes = min(32, _round(math.ceil(self.size / each)))
+                lanes = min(32, _round(math.ceil(self.size / depth)))
                 yield Plan("two_pass", 128, 128 // lanes)
 
     def cut(self) -> Iterator[Plan]:

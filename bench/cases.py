@@ -1,8 +1,8 @@
-"""The functions that are timed: softmax and its gradient, plans forced, and the memory itself."""
+"""The functions that are timed: the ops and their gradients, plans forced, the memory itself."""
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +15,7 @@ import jaxsoftmax
 from jaxsoftmax import _plan
 
 from .check import plan_here
+from .ops import cotangents, function, is_gradient, rows_of
 from .shapes import Buffers, Shape
 from .timing import Case, Sample, TimingError
 
@@ -105,27 +106,31 @@ def fastest(samples: dict[str, Sample]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def gradients(
-    buffers: Buffers, softmax: Callable[..., Any], label: str, ops: tuple[str, ...]
-) -> list[Case]:
-    """Forward, backward alone (from the residuals of the forward), and both in one jit."""
-
-    def both(x: jax.Array, dy: jax.Array) -> Any:
-        y, pull = jax.vjp(softmax, x)
-        return y, pull(dy)[0]
-
+def op_cases(buffers: Buffers, library: Any, label: str, ops: Iterable[str]) -> list[Case]:
+    """Each op of a library's: functions as called without gradient, gradients alone, from the
+    residuals of their functions, and where both are asked for, both in one program."""
+    one = [(x,) for x in buffers.x]
     cases = []
-    if "softmax" in ops:
-        forward = named(lambda x: softmax(x), f"{label}_fwd")
-        cases.append(Case(f"{label}_fwd", forward, [(x,) for x in buffers.x]))
-    if "softmax_bwd" in ops:
-        backward = named(lambda pull, dy: pull(dy)[0], f"{label}_bwd")
-        residuals = jax.jit(lambda x: jax.vjp(softmax, x)[1])
-        pairs = list(zip(buffers.x, buffers.dy, strict=True))
-        cases.append(Case(f"{label}_bwd", backward, [(residuals(x), dy) for x, dy in pairs]))
-        if "softmax" in ops:
-            cases.append(Case(f"{label}_both", named(both, f"{label}_both"), pairs))
+    for what, of in rows_of(ops).items():
+        op, name = of[-1], f"{label}_{what}"
+        call = function(op, library)
+        if not is_gradient(op):
+            cases.append(Case(name, named(lambda x, f=call: f(x), name), one))
+            continue
+        given = cotangents(op, buffers)
+        if len(of) == 2:
+            pairs: list[tuple[Any, ...]] = list(zip(buffers.x, given, strict=True))
+            cases.append(Case(name, named(lambda x, ct, f=call: _both(f, x, ct), name), pairs))
+            continue
+        residuals = jax.jit(lambda x, f=call: jax.vjp(f, x)[1])
+        pairs = [(residuals(x), ct) for x, ct in zip(buffers.x, given, strict=True)]
+        cases.append(Case(name, named(lambda pull, ct: pull(ct)[0], name), pairs))
     return cases
+
+
+def _both(call: Callable[..., Any], x: jax.Array, ct: jax.Array) -> Any:
+    y, pull = jax.vjp(call, x)
+    return y, pull(ct)[0]
 
 
 def seed_plans(shape: Shape, dtype: str) -> dict[str, jaxsoftmax.Plan]:

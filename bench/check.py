@@ -1,10 +1,8 @@
-"""Worst error in ulps against a float64 oracle, for every op, dtype and path, on hard rows.
-
-A small judge of its own: the test suite's oracle is another, and neither imports the other.
-"""
+"""Worst error in ulps against the judge's oracle, for every op, dtype and path, on hard rows."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsoftmax
-from jaxsoftmax import _limits, _ops, _plan, _primitive
+from jaxsoftmax import _limits, _plan, _primitive
 
-from . import candidates
+from . import candidates, judge
+from .ops import OPS
 from .timing import on_gpu
 
-# The contract, in ulps of the output's dtype. Backward: of the largest term that is subtracted.
-FORWARD_BOUND = {"float16": 1.0, "bfloat16": 1.0, "float32": 4.0, "float64": 4.0}
-BACKWARD_BOUND = 2.0
 LENGTHS = (1, 7, 257, 1000, 4096, 8191, 50257, 131072)
 QUICK_LENGTHS = (8, 4099)
 
@@ -53,135 +49,82 @@ def plan_here(op: str, dtype: str, shape: tuple[int, int], path: Any = None) -> 
     return jaxsoftmax.plan(op, dtype, *shape, limits=limits_here(), path=path)
 
 
-def _wide(dtype: Any) -> Any:
-    return np.longdouble if dtype == np.float64 else np.float64
-
-
-def ulp(value: np.ndarray, dtype: Any) -> np.ndarray:
-    """The distance between numbers of `dtype` around `value` (not below the smallest normal's)."""
-    info = jnp.finfo(dtype)
-    exponent = np.maximum(np.frexp(np.abs(value))[1] - 1, info.minexp)
-    return np.ldexp(np.ones_like(value), exponent - info.nmant)
-
-
-def worst(got: np.ndarray, want: np.ndarray, unit: np.ndarray, tiny: float) -> float:
-    """Largest |got - want| in `unit`s; NaNs must be at the same places; below `tiny` 0 will do."""
-    if got.shape != want.shape or not np.array_equal(np.isnan(got), np.isnan(want)):
-        return float("inf")
-    with np.errstate(invalid="ignore"):
-        error = np.abs(got.astype(want.dtype) - want) / unit
-    error[np.isnan(want) | ((got == 0) & (np.abs(want) < tiny))] = 0
-    return float(np.max(error, initial=0))
-
-
-def softmax_oracle(x: np.ndarray) -> np.ndarray:
-    wide = x.astype(_wide(x.dtype))
-    with np.errstate(invalid="ignore"):
-        e = np.exp(wide - wide.max(axis=-1, keepdims=True))
-        return e / e.sum(axis=-1, keepdims=True)
-
-
-def forward_error(x: np.ndarray, y: np.ndarray) -> float:
-    """Worst ulp of a softmax y of x."""
-    want = softmax_oracle(x)
-    return worst(y, want, ulp(want, y.dtype), float(jnp.finfo(y.dtype).tiny))
-
-
-def backward_error(y: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> float:
-    """Worst error of the gradient dx on the kernel's own y, in ulps of a row's largest term."""
-    wide = _wide(y.dtype)
-    v, d = y.astype(wide), dy.astype(wide)
-    t = (v * d).sum(axis=-1, keepdims=True)
-    term = (np.abs(v) * (np.abs(d) + np.abs(t))).max(axis=-1, keepdims=True)
-    return worst(dx, v * (d - t), ulp(term, dx.dtype), float(jnp.finfo(dx.dtype).tiny))
-
-
-def hard_rows(n: int, dtype: Any, rng: np.random.Generator) -> np.ndarray:
-    """Rows of n columns on which a softmax goes wrong first: specials come last."""
-    rows = [
-        rng.normal(size=n),
-        rng.normal(size=n) * 30,
-        rng.uniform(-1e4, 1e4, size=n),
-        rng.integers(0, 3, size=n),
-        np.zeros(n),
-        np.where(np.arange(n) == 0, 0, -0.357),
-        np.where(rng.random(n) < 0.5, -np.inf, rng.normal(size=n)),
-        *(np.where(np.arange(n) == i, -1e4, -np.inf) for i in (0, n // 2, n - 1)),
-        np.full(n, -np.inf),
-        np.where(np.arange(n) == n - 1, np.inf, 0),
-        np.where(np.arange(n) == n // 3, np.nan, 0),
-    ]
-    return np.stack(rows).astype(dtype)
-
-
-def sampled(array: Any, elements: int = 1 << 22) -> Any:
-    """First and last rows of a large array, about `elements` in all (one row at least)."""
-    rows, n = array.shape
+def sampled(arrays: Sequence[Any], elements: int = 1 << 22) -> list[np.ndarray]:
+    """First and last rows of large arrays, and what belongs to these rows: about so many elements
+    of the first one (one row at least)."""
+    rows, n = arrays[0].shape
     take = max(1, elements // n)
     if take >= rows:
-        return array
-    return jnp.concatenate([array[: take // 2], array[rows - (take - take // 2) :]])
+        return [np.asarray(a) for a in arrays]
+    ends = slice(take // 2), slice(rows - (take - take // 2), rows)
+    return [np.concatenate([np.asarray(a[end]) for end in ends]) for a in arrays]
 
 
-# Of a large array the oracle sees a sample only: these two look at all of it, on the device.
+def error(op: str, operands: Sequence[Any], result: Any) -> float:
+    """Worst ulp of a large result's sample; infinite where any of it is not even near."""
+    if not near(op, tuple(operands), result):
+        return float("inf")
+    *few, got = sampled([*operands, result])
+    return judge.expected(op, few).worst(got)
 
 
-def _near(got: jax.Array, want: jax.Array, size: jax.Array, ulps: float) -> jax.Array:
-    """Whether got is within some ulps of `size` of want, itself off by 1e-4 of it at most."""
-    info = jnp.finfo(got.dtype)
+# Of a large array the oracle sees a sample only: this looks at all of it, on the device.
+
+
+@functools.partial(jax.jit, static_argnames="op")
+def near(op: str, operands: tuple[jax.Array, ...], got: jax.Array) -> jax.Array:
+    """Whether all of a result is within some ulps of jnp's, itself off by 1e-4 at most."""
+    wide = jnp.promote_types(got.dtype, jnp.float32)
+    want, size = _near(op, *(a.astype(wide) for a in operands))
+    info, ulps = jnp.finfo(got.dtype), judge.bound(op, got.dtype.name)
     # Below the smallest normal float16 has its ulps still; elsewhere 0 will do.
     least = ulps * float(info.smallest_subnormal) if got.dtype == jnp.float16 else float(info.tiny)
-    return jnp.all(jnp.abs(got.astype(want.dtype) - want) <= (4 * info.eps + 1e-4) * size + least)
+    return jnp.all(jnp.abs(got.astype(wide) - want) <= (4 * info.eps + 1e-4) * size + least)
 
 
-@jax.jit
-def like_jax(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Whether all of y is near jax.nn's softmax of x."""
-    want = jax.nn.softmax(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
-    return _near(y, want, want, FORWARD_BOUND[y.dtype.name])
-
-
-@jax.jit
-def gradient_like_jnp(y: jax.Array, dy: jax.Array, dx: jax.Array) -> jax.Array:
-    """Whether all of dx is near y * (dy - sum(y * dy)), measured by a row's largest term."""
-    wide = jnp.promote_types(y.dtype, jnp.float32)
-    v, d = y.astype(wide), dy.astype(wide)
-    t = jnp.sum(v * d, axis=-1, keepdims=True)
-    term = jnp.max(v * (jnp.abs(d) + jnp.abs(t)), axis=-1, keepdims=True)
-    return _near(dx, v * (d - t), term, BACKWARD_BOUND)
-
-
-def _one(op: str, x: np.ndarray, path: Any, rng: np.random.Generator) -> float:
+def _near(op: str, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What jnp makes of it, and of what size the errors are a part."""
     if op == "softmax":
-        return forward_error(
-            x, np.asarray(_primitive.bind(op, jnp.asarray(x), axes=(-1,), path=path))
-        )
-    if op != "softmax_bwd":
-        raise NotImplementedError(f"bench/check.py has no oracle for op {op!r}: add one here")
-    y = softmax_oracle(x).astype(x.dtype)
-    dy = (rng.normal(size=y.shape) * 10).astype(x.dtype)
-    dx = _primitive.bind(op, jnp.asarray(y), jnp.asarray(dy), axes=(-1,), path=path)
-    return backward_error(y, dy, np.asarray(dx))
+        return (y := jax.nn.softmax(operands[0])), y
+    if op in ("log_softmax", "logsumexp"):
+        y = getattr(jax.nn, op)(operands[0], axis=-1)
+        return y, jnp.maximum(jnp.abs(y), 1)
+    if op == "softmax_bwd":
+        y, dy = operands
+        t = jnp.sum(y * dy, axis=-1, keepdims=True)
+        return y * (dy - t), jnp.max(y * (jnp.abs(dy) + jnp.abs(t)), axis=-1, keepdims=True)
+    if op == "log_softmax_bwd":
+        dy, x, top, total = operands
+        p = jnp.exp(x - top[:, None]) / total[:, None]
+        t = jnp.sum(dy, axis=-1, keepdims=True)
+        return dy - p * t, jnp.max(jnp.abs(dy) + p * jnp.abs(t), axis=-1, keepdims=True)
+    x, top, total, g = operands
+    dx = g[:, None] * jnp.exp(x - top[:, None]) / total[:, None]
+    return dx, jnp.abs(dx)
 
 
 def every_path(
-    quick: bool, dtypes: Iterable[str] = tuple(_plan.DTYPES), ops: Iterable[str] = tuple(_ops.OPS)
+    quick: bool, dtypes: Iterable[str] = tuple(_plan.DTYPES), ops: Iterable[str] = tuple(OPS)
 ) -> Iterator[Result]:
     """Checks op x dtype x path x length, every path and kind forced, where the plan is legal."""
     for op in ops:
         for dtype in dtypes:
             for n in QUICK_LENGTHS if quick else LENGTHS:
                 rng = np.random.default_rng(n)
-                x = hard_rows(n, jnp.dtype(dtype), rng)
+                with np.errstate(over="ignore"):
+                    x = judge.hard_rows(n, jnp.dtype(dtype), rng)
+                operands = judge.hard_operands(op, x, rng)
+                expected = judge.expected(op, operands)
                 for name, plan in _forced(op, dtype, (len(x), n)).items():
-                    bound = FORWARD_BOUND[dtype] if op == "softmax" else BACKWARD_BOUND
-                    worst_ulp, failed = float("inf"), ""
-                    with jax.enable_x64(True), np.errstate(over="ignore"):
+                    worst, failed = float("inf"), ""
+                    with jax.enable_x64(True):
                         try:
-                            worst_ulp = _one(op, x, plan, rng)
+                            given = [jnp.asarray(a) for a in operands]
+                            got = _primitive.bind(op, *given, axes=(-1,), path=plan)
+                            worst = expected.worst(np.asarray(got))
                         except jax.errors.JaxRuntimeError as error:
                             failed = str(error)
-                    yield Result(op, dtype, name, n, worst_ulp, bound, failed)
+                    yield Result(op, dtype, name, n, worst, judge.bound(op, dtype), failed)
 
 
 def _forced(op: str, dtype: str, shape: tuple[int, int]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import jaxsoftmax
 from jaxsoftmax._legal import PACK
 from jaxsoftmax._limits import Limits
 
-from . import check, programs, report, runs
+from . import check, ops, programs, report, runs
 from .plans import describe, kind
 from .timing import Sample, TimingError, in_rounds
 
@@ -87,8 +87,8 @@ def time_length(op: str, dtype: str, n: int) -> dict[str, Any]:
     """The planner's choice for rows of n columns: its plan, us, and picoseconds a byte."""
     shape = (rows_for(op, dtype, n), n)
     plan = check.plan_here(op, dtype, shape)
-    buffers = runs.make_buffers(shape, dtype, op != "softmax")
-    made, failures = programs.prepare(op, [plan], programs.inputs(op, buffers))
+    buffers = runs.make_buffers(shape, dtype, ops.is_gradient(op))
+    made, failures = programs.prepare(op, [plan], ops.inputs(op, buffers))
     if failures:
         raise TimingError("; ".join(f"{k}: {v}" for k, v in failures.items()))
     moved = programs.moved(op, shape, dtype)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from . import scores
+from .ops import renamed
 
+WHAT = {"softmax": "fwd", "softmax_bwd": "bwd"}  # a row's name, and the columns'
 PEERS = ("quack", "xla", "torch")
 OTHER_DTYPES = {"bfloat16": "bf16", "float32": "f32"}
 Table = dict[tuple[int, int], dict[str, float]]
@@ -44,18 +46,20 @@ def compare(rows: list[dict[str, Any]], table: Table, dtype: str) -> list[dict[s
     """The rows of a run whose shapes the file has, each with the peers' figures."""
     found = []
     for row in rows:
-        theirs = table.get(tuple(row["shape"]))
-        if theirs is None or row["what"] not in ("fwd", "bwd"):
+        theirs, row = table.get(tuple(row["shape"])), renamed(row)
+        if theirs is None or row["what"] not in WHAT:
             continue
+        what = WHAT[row["what"]]
         # The file's ceilings are of float16: another dtype moves other bytes.
-        base = theirs.get("copy_us" if row["what"] == "fwd" else "triad_us")
-        entry = {k: row[k] for k in ("shape", "what", "bytes", "ours_us", "copy_us", "jax_us")}
-        entry |= {"score": row["copy_us"] / row["ours_us"], "jax": row["jax_us"] / row["ours_us"]}
+        base = theirs.get("copy_us" if what == "fwd" else "triad_us")
+        entry = {k: row[k] for k in ("shape", "what", "bytes", "ours_us", "ceiling_us", "jax_us")}
+        ours = row["ours_us"]
+        entry |= {"score": row["ceiling_us"] / ours, "jax": row["jax_us"] / ours}
         entry["file_copy_us"] = base if dtype == "float16" else None
         for peer in PEERS:
-            us = theirs.get(column(peer, row["what"], dtype) or "")
+            us = theirs.get(column(peer, what, dtype) or "")
             entry[f"{peer}_us"] = us
-            entry[peer] = us and us / row["ours_us"]
+            entry[peer] = us and us / ours
             entry[f"{peer}_score"] = us and entry["file_copy_us"] and base / us if base else None
         found.append(entry)
     return found
@@ -66,14 +70,14 @@ def lines(entries: list[dict[str, Any]]) -> Iterator[str]:
     keys = [key.format(p) for key in ("{}_us", "{}", "{}_score") for p in PEERS]
     heads = [head.format(p) for head in ("{} us", "{}/ours", "{} sc.") for p in PEERS]
     yield (
-        f"{'shape':>14} {'what':<4} {'ours us':>9} {'copy':>8} {'score':>6} {'file copy':>9}"
+        f"{'shape':>14} {'what':<11} {'ours us':>9} {'copy':>8} {'score':>6} {'file copy':>9}"
         + "".join(f"{head:>11}" for head in heads)
         + f"{'jax here':>9}"
     )
     for e in entries:
         yield (
-            f"{'x'.join(map(str, e['shape'])):>14} {e['what']:<4} {e['ours_us']:>9.2f} "
-            f"{e['copy_us']:>8.2f} {e['score']:>6.2f} {_cell(e['file_copy_us']):>9}"
+            f"{'x'.join(map(str, e['shape'])):>14} {e['what']:<11} {e['ours_us']:>9.2f} "
+            f"{e['ceiling_us']:>8.2f} {e['score']:>6.2f} {_cell(e['file_copy_us']):>9}"
             + "".join(f"{_cell(e[key]):>11}" for key in keys)
             + f"{e['jax']:>9.2f}"
         )

@@ -7,27 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import jaxsoftmax
 from jaxsoftmax import Plan, _primitive
 
 from . import check, shapes
 from .cases import named
+from .ops import OPS
 from .timing import GROUP, Case, on_gpu
-
-UNITS = {"softmax": 2, "softmax_bwd": 3}  # arrays that must move
-
-
-def inputs(op: str, buffers: shapes.Buffers) -> list[tuple[Any, ...]]:
-    """What an op is called on in turn."""
-    if op == "softmax":
-        return [(x,) for x in buffers.x]
-    forward = jax.jit(jaxsoftmax.softmax)
-    return [(forward(x), dy) for x, dy in zip(buffers.x, buffers.dy, strict=True)]
 
 
 def moved(op: str, shape: shapes.Shape, dtype: str) -> int:
     """Bytes that must move."""
-    return UNITS[op] * shape[0] * shape[1] * jnp.dtype(dtype).itemsize
+    return OPS[op].units * shape[0] * shape[1] * jnp.dtype(dtype).itemsize
 
 
 def calls(moved_bytes: int, seconds: float, least: int = 3) -> int:
@@ -38,8 +28,7 @@ def calls(moved_bytes: int, seconds: float, least: int = 3) -> int:
 
 def right(op: str, operands: tuple[Any, ...], result: Any) -> bool:
     """Whether all of a result is near jnp's: the contract itself is checked elsewhere."""
-    near = check.like_jax if op == "softmax" else check.gradient_like_jnp
-    return bool(near(*operands, result))
+    return bool(check.near(op, operands, result))
 
 
 def prepare(

@@ -17,7 +17,7 @@ import jax
 
 from jaxsoftmax import Plan
 
-from . import candidates, cases, check, programs, report, runs, scores
+from . import candidates, cases, check, ops, programs, report, runs, scores
 from .plans import describe, kind
 from .shapes import Shape
 from .timing import Sample, TimingError, in_rounds
@@ -55,16 +55,17 @@ def loss(samples: dict[str, Sample], choice: str) -> dict[str, Any]:
 
 def one_shape(op: str, dtype: str, shape: Shape) -> dict[str, Any]:
     """Everything about one shape; `ok` is false where a plan fails or the choice has no time."""
-    buffers = runs.make_buffers(shape, dtype, op != "softmax")
+    buffers = runs.make_buffers(shape, dtype, ops.is_gradient(op))
     plans = candidates.candidates(op, dtype, *shape, check.limits_here())
     by_name = {programs.label(plan): plan for plan in plans}
     choice = programs.label(plans[0])
-    made, failures = programs.prepare(op, plans, programs.inputs(op, buffers))
+    made, failures = programs.prepare(op, plans, ops.inputs(op, buffers))
     moved = programs.moved(op, shape, dtype)
     first = _times(made, programs.calls(moved, 1e-3), 1, failures)
     names = finalists({k: s.span for k, s in first.items()}, choice) if first else []
     final = [case for case in made if case.label in names]
-    ceilings = [c for c in cases.ceilings(buffers) if not c.label.startswith("read")]
+    ceiling = ops.OPS[op].ceiling
+    ceilings = [c for c in cases.ceilings(buffers) if c.label in cases.CEILINGS[ceiling]]
     cases.compile_all(ceilings)
     for case in ceilings:
         jax.block_until_ready(case.fn(*case.next()))
@@ -80,7 +81,7 @@ def one_shape(op: str, dtype: str, shape: Shape) -> dict[str, Any]:
     ]
     if choice in tried:
         entry |= loss(tried, choice)
-        base = entry["ceilings"]["copy" if op == "softmax" else "triad"]["us"]
+        base = entry["ceilings"][ceiling]["us"]
         entry |= {"score": base / entry["choice_us"], "best_score": base / entry["best_us"]}
         entry |= {"bytes": moved, "choice_kind": kind(plans[0])}
         entry |= {f"{k}_name": describe(by_name[entry[k]]) for k in ("choice", "best")}
@@ -107,16 +108,16 @@ def _fields(plan: Plan) -> dict[str, Any]:
 def line(entry: dict[str, Any]) -> str:
     shape = "x".join(map(str, entry["shape"]))
     if "best" not in entry:
-        return f"{shape:>14} {entry['op']:<11} the planner's choice failed"
+        return f"{shape:>14} {entry['op']:<15} the planner's choice failed"
     return (
-        f"{shape:>14} {entry['op']:<11} {entry['choice_name']:<24} {entry['choice_us']:>9.2f} "
+        f"{shape:>14} {entry['op']:<15} {entry['choice_name']:<24} {entry['choice_us']:>9.2f} "
         f"{entry['best_name']:<24} {entry['best_us']:>9.2f} {entry['loss_percent']:>6.1f} "
         f"{entry['spread_percent']:>6.1f} {entry['score']:>6.2f} {len(entry['plans']):>6}"
     )
 
 
 HEAD = (
-    f"{'shape':>14} {'op':<11} {'choice':<24} {'us':>9} {'best':<24} {'us':>9} {'loss %':>6} "
+    f"{'shape':>14} {'op':<15} {'choice':<24} {'us':>9} {'best':<24} {'us':>9} {'loss %':>6} "
     f"{'spread':>6} {'score':>6} {'plans':>6}"
 )
 

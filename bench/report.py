@@ -18,11 +18,13 @@ import jaxsoftmax
 from jaxsoftmax import _ffi
 
 from .check import Result
+from .ops import OPS, renamed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
+CEILINGS = {"copy": "copy", "triad": "two reads, one write", "read": "read"}  # as plots name them
 CACHE_DEFAULT = 64 << 20  # assumed last-level cache where the device does not say
 
 
@@ -147,7 +149,7 @@ def check_table(results: list[Result]) -> Iterator[tuple[str, bool]]:
 
 def table_head() -> str:
     return (
-        f"{'shape':>14} {'what':<7} {'path':<24} {'ulp':>6} {'ours us':>10} {'jax.nn us':>10} "
+        f"{'shape':>14} {'what':<15} {'path':<24} {'ulp':>6} {'ours us':>10} {'jax.nn us':>10} "
         f"{'ratio':>6} {'score':>6} {'GB/s':>7}"
     )
 
@@ -156,29 +158,32 @@ def table_row(row: dict[str, Any]) -> str:
     shape = "x".join(str(n) for n in row["shape"])
     error = "" if row["ulp"] is None else f"{row['ulp']:.2f}"
     return (
-        f"{shape:>14} {row['what']:<7} {row['path']:<24} {error:>6} {row['ours_us']:>10.2f} "
+        f"{shape:>14} {row['what']:<15} {row['path']:<24} {error:>6} {row['ours_us']:>10.2f} "
         f"{row['jax_us']:>10.2f} {row['ratio']:>6.2f} {row['score']:>6.2f} "
         f"{row['gb_per_s']:>7.1f}"
     )
 
 
+def ceilings(entry: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {c['us']:.2f} us ({c['by']})" for k, c in entry["ceilings"].items())
+
+
 def ceilings_row(entry: dict[str, Any]) -> str:
-    """What the bytes alone take: the score is copy / ours forward, triad / ours backward."""
+    """What the bytes alone take: a score is the op's ceiling (ops.py) over our time."""
     shape = "x".join(str(n) for n in entry["shape"])
-    cells = ", ".join(f"{k} {c['us']:.2f} us ({c['by']})" for k, c in entry["ceilings"].items())
-    return f"{shape:>14} {'memory':<7} {cells}"
+    return f"{shape:>14} {'memory':<15} {ceilings(entry)}"
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
-    """GB/s against columns: forward above, backward below; few rows left, many rows right."""
+    """GB/s against columns: a line of plots for each op; few rows left, many rows right."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = [row for shape in data["shapes"] for row in shape.get("rows", [])]
+    rows = [renamed(row) for shape in data["shapes"] for row in shape.get("rows", [])]
     groups = [("fewer than 512 rows", lambda r: r < 512), ("512 rows or more", lambda r: r >= 512)]
-    kinds = [what for what in ("fwd", "bwd") if any(r["what"] == what for r in rows)] or ["fwd"]
+    kinds = [op for op in OPS if any(r["what"] == op for r in rows)] or ["softmax"]
     figure, axes = plt.subplots(
         len(kinds),
         2,
@@ -199,17 +204,17 @@ def plot(data: dict[str, Any], path: Path) -> None:
             for label, key, style in (
                 ("jaxsoftmax", "ours_us", "o-"),
                 ("jax.nn", "jax_us", "s-"),
-                ("copy" if what == "fwd" else "two reads, one write", "copy_us", "k--"),
+                (CEILINGS[OPS[what].ceiling], "ceiling_us", "k--"),
             ):
                 speed = [r["bytes"] / r[key] / 1e3 for r in mine]
                 axis.plot(columns, speed, style, label=label, markersize=4)
-            axis.set(title=f"{'forward' if what == 'fwd' else 'backward'}, {title}")
+            axis.set(title=f"{what}, {title}")
             axis.set(xlabel="columns", ylabel="GB/s")
             axis.set_xscale("log", base=2)
             axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)
             axis.legend()
     env = data["environment"]
-    figure.suptitle(f"softmax, {data['options']['dtype']}, {env['device']}, jax {env['jax']}")
+    figure.suptitle(f"{data['options']['dtype']}, {env['device']}, jax {env['jax']}")
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -1,38 +1,30 @@
 """What is done with one shape of the tables: check it, time it, put the numbers together."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import jaxsoftmax
 from jaxsoftmax import _plan
 
-from . import cases, check, report, shapes
+from . import cases, check, judge, report, shapes
+from .ops import OPS, inputs, is_gradient, rows_of
 from .plans import describe
-from .timing import Effort, measure, on_gpu, ratio
+from .timing import Case, Effort, measure, on_gpu, ratio
 
-OPS = ("softmax", "softmax_bwd")
-SEED_COLUMNS = ("copy", "jax_fwd", *_plan.SEED_PLANS, "planner")
+SEED_COLUMNS = ("copy", "jax_softmax", *_plan.SEED_PLANS, "planner")
 
 
 def shape_errors(
-    shape: shapes.Shape, buffers: shapes.Buffers, ops: tuple[str, ...]
+    buffers: shapes.Buffers, timed: list[Case], ops: Iterable[str]
 ) -> dict[str, float]:
-    """Worst ulp forward and backward on this shape: infinite where a row is not near jnp's."""
-    x, errors = buffers.x[0], {}
-    y, pull = jax.jit(lambda x: jax.vjp(jaxsoftmax.softmax, x))(x)
-    x_, y_ = (np.asarray(check.sampled(a)) for a in (x, y))
-    if "softmax" in ops:
-        near = bool(check.like_jax(x, y))
-        errors["fwd"] = check.forward_error(x_, y_) if near else float("inf")
-    if "softmax_bwd" in ops:
-        dy = buffers.dy[0]
-        dx = jax.jit(lambda pull, dy: pull(dy)[0])(pull, dy)
-        dy_, dx_ = (np.asarray(check.sampled(a)) for a in (dy, dx))
-        near = bool(check.gradient_like_jnp(y, dy, dx))
-        errors["bwd"] = check.backward_error(y_, dy_, dx_) if near else float("inf")
+    """Worst ulp of each op of ours on this shape: infinite where a row is not near jnp's."""
+    errors = {}
+    for op in ops:
+        (case,) = (c for c in timed if c.label == f"ours_{op}")
+        errors[op] = check.error(op, inputs(op, buffers)[0], case.fn(*case.inputs[0]))
     return errors
 
 
@@ -42,46 +34,38 @@ def make_buffers(shape: shapes.Shape, dtype: str, gradient: bool = True) -> shap
 
 
 def time_shape(
-    shape: shapes.Shape, dtype: str, effort: Effort, ops: tuple[str, ...] = OPS
+    shape: shapes.Shape, dtype: str, effort: Effort, ops: tuple[str, ...] = ("softmax",)
 ) -> dict[str, Any]:
-    """Checks and times softmax, its gradient, jax.nn's and the ceilings on one shape."""
-    buffers = make_buffers(shape, dtype, "softmax_bwd" in ops)
-    errors = shape_errors(shape, buffers, ops)
+    """Checks and times ours, jax.nn's and the ceilings on one shape."""
+    buffers = make_buffers(shape, dtype, any(is_gradient(op) for op in ops))
     timed = cases.ceilings(buffers)
-    timed += cases.gradients(buffers, jaxsoftmax.softmax, "ours", ops)
-    timed += cases.gradients(buffers, jax.nn.softmax, "jax", ops)
+    timed += cases.op_cases(buffers, jaxsoftmax, "ours", ops)
+    timed += cases.op_cases(buffers, jax.nn, "jax", ops)
     cases.compile_all(timed)
+    errors = shape_errors(buffers, timed, ops)
     samples = measure(timed, effort)
     ceilings = cases.fastest(samples)
-    copy, triad = ceilings["copy"]["us"], ceilings["triad"]["us"]
     size = shape[0] * shape[1] * jnp.dtype(dtype).itemsize
     plans = {op: check.plan_here(op, dtype, shape) for op in ops}
-    names = {op: describe(plan) for op, plan in plans.items()}
-    kinds = [
-        ("fwd", 2, copy, names.get("softmax")),
-        ("bwd", 3, triad, names.get("softmax_bwd")),
-        ("fwd+bwd", 5, copy + triad, "" if ops == OPS else None),
-    ]
     rows = []
-    for what, moved, base, name in kinds:
-        if name is None:
-            continue
-        key = "both" if what == "fwd+bwd" else what
-        ours, theirs = samples[f"ours_{key}"], samples[f"jax_{key}"]
+    for what, of in rows_of(ops).items():
+        base = sum(ceilings[OPS[op].ceiling]["us"] for op in of)
+        moved = sum(OPS[op].units for op in of) * size
+        ours, theirs = samples[f"ours_{what}"], samples[f"jax_{what}"]
+        path = describe(plans[what]) if what in plans else ""
         rows.append(
-            {"shape": shape, "what": what, "path": name, "ulp": errors.get(what)}
-            | {"ours_us": ours.median, "jax_us": theirs.median, "copy_us": base}
-            | {"ratio": ratio(theirs, ours), "percent_of_copy": 100 * base / ours.median}
+            {"shape": shape, "what": what, "path": path, "ulp": errors.get(what)}
+            | {"ours_us": ours.median, "jax_us": theirs.median, "ratio": ratio(theirs, ours)}
+            | {"ceiling": " + ".join(OPS[op].ceiling for op in of), "ceiling_us": base}
             | {"score": base / ours.median}
-            | {"bytes": moved * size, "gb_per_s": moved * size / ours.median / 1e3}
+            | {"bytes": moved, "gb_per_s": moved / ours.median / 1e3}
         )
-    good = {"fwd": check.FORWARD_BOUND[dtype], "bwd": check.BACKWARD_BOUND}
     return {
         "shape": shape,
         "plans": {op: str(p) for op, p in plans.items()},
         "ceilings": ceilings,
         "rows": rows,
-        "ok": all(error <= good[what] for what, error in errors.items()),
+        "ok": all(error <= judge.bound(op, dtype) for op, error in errors.items()),
         "samples": {label: s.summary() for label, s in samples.items()},
     }
 
@@ -93,15 +77,8 @@ def time_seed(shape: shapes.Shape, dtype: str, effort: Effort) -> dict[str, Any]
     plans["planner"] = check.plan_here("softmax", dtype, shape)
     timed = cases.forced(buffers, plans)
     x = buffers.x[0]
-    x_ = np.asarray(check.sampled(x))
-    errors = {}
-    for case in timed:
-        y = case.fn(x)
-        near = bool(check.like_jax(x, y))
-        errors[case.label] = (
-            check.forward_error(x_, np.asarray(check.sampled(y))) if near else float("inf")
-        )
-    timed += cases.ceilings(buffers) + cases.gradients(buffers, jax.nn.softmax, "jax", OPS[:1])
+    errors = {case.label: check.error("softmax", (x,), case.fn(x)) for case in timed}
+    timed += cases.ceilings(buffers) + cases.op_cases(buffers, jax.nn, "jax", ["softmax"])
     cases.compile_all(timed)
     samples = measure(timed, effort)
     columns = {label: s.median for label, s in samples.items() if label in SEED_COLUMNS}
@@ -113,6 +90,6 @@ def time_seed(shape: shapes.Shape, dtype: str, effort: Effort) -> dict[str, Any]
         "ceilings": ceilings,
         "columns_us": {"copy": ceilings["copy"]["us"]} | columns,
         "ulp": errors,
-        "ok": max(errors.values()) <= check.FORWARD_BOUND[dtype],
+        "ok": max(errors.values()) <= judge.bound("softmax", dtype),
         "samples": {label: s.summary() for label, s in samples.items()},
     }

@@ -45,4 +45,4 @@ def line(rows: list[dict[str, Any]], figure: str, title: str) -> str:
         f"{'x'.join(map(str, g['worst_shape']))})"
         for name, g in groups(rows, figure).items()
     ]
-    return f"{title:<34} {'; '.join(cells) or 'no shape of a group'}"
+    return f"{title:<37} {'; '.join(cells) or 'no shape of a group'}"

@@ -69,6 +69,13 @@ CPU: tuple[Shape, ...] = (
 CPU_QUICK: tuple[Shape, ...] = ((128, 1024), (2048, 1024), (1024, 4096), (4, 65536), (4, 262144))
 
 
+def loss(gpu: bool, quick: bool) -> tuple[Shape, ...]:
+    """Tokens x vocabulary of `--loss`."""
+    if gpu:
+        return ((1024, 50257),) if quick else ((8192, 50257), (4096, 128256))
+    return ((32, 8192),) if quick else ((256, 50257),)
+
+
 def parse(text: str) -> list[Shape]:
     """Reads "128x1024,4x65536"; a ValueError names the part that is wrong and the form."""
     shapes = []

@@ -73,7 +73,7 @@ def run(out: report.Report, args: argparse.Namespace, progress: Progress) -> boo
         out.data["shapes"].append(entry)
         out.save()
         progress.advance(task)
-    means(out, rows)
+    means(out, rows, args.ops)
     if args.peers:
         out.data["peers"] = peers.compare(rows, args.peers, args.dtype)
         for line in peers.lines(out.data["peers"]):
@@ -81,9 +81,9 @@ def run(out: report.Report, args: argparse.Namespace, progress: Progress) -> boo
     return good
 
 
-def means(out: report.Report, rows: list[dict[str, Any]]) -> None:
+def means(out: report.Report, rows: list[dict[str, Any]], ops: tuple[str, ...]) -> None:
     """The geometric means of the scores, and of what jax.nn takes over what we take."""
-    for what in ("fwd", "bwd"):
+    for what in ops:
         mine = [row for row in rows if row["what"] == what]
         for figure, title in (("score", "score"), ("ratio", "jax.nn's time / ours")):
             if found := scores.groups(mine, figure):

@@ -11,6 +11,9 @@
 //   Reference(m), term(x, from)   what a sum adds for x, relative to a reference at m
 //   rescaling(from, to)           from terms relative to one m to terms relative to another
 //   reciprocal(s, m)              1 / s of a sum relative to m, in the form that the others take
+//   total(s, m), log_total(s, m)  a sum relative to m itself, and its logarithm
+//   ratio(a, total)               |a| / total of a sum a, in the form of a reciprocal
+//   kSlack                        how far below the largest element a logarithm lets m lie
 //   exp_diff_over(x, m, r)        e^(x - m) / s
 //   factor(from, m, r), times(kept, factor)   the same from a term relative to `from`
 //   add_terms, add_products       to a sum
@@ -24,7 +27,7 @@
 
 namespace jaxsoftmax {
 
-inline constexpr float kLog2e = 1.44269504f;
+inline constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
 // e^d = (1 + q) * scale for d <= 88 in float: q by a polynomial of relative error 2^-28, `scale` a
 // power of two. d below -88 (where e^d is subnormal) gives scale 0; NaN gives q NaN.
@@ -64,6 +67,9 @@ struct Fast {
   using Reciprocal = float;
 
 #if defined(__CUDA_ARCH__)
+  // The hardware's exponential errs by 2^-22 but at 0: where one element outweighs the others, and
+  // the logarithm is near 0, its term must be 1.
+  static constexpr int kSlack = 0;
   JAXSOFTMAX_HD static float exp2(float t) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
@@ -91,9 +97,26 @@ struct Fast {
   }
   JAXSOFTMAX_HD static float rescaling(float from, float to) { return exp2(distance(from, to)); }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float m) {
+    return Reference(m).rounding(m) - log2(s.total());
+  }
+  // m is the largest element, whose term is about 1: what the others add to it comes out exactly.
+  JAXSOFTMAX_HD static float others(const Sum& s, float m) {
+    const float rounding = Reference(m).rounding(m);
+    return (s.total() - exp2(rounding)) * exp2(-rounding);
+  }
+  JAXSOFTMAX_HD static float total(const Sum& s, float m) { return 1.0f + others(s, m); }
+  JAXSOFTMAX_HD static float log_total(const Sum& s, float m) {
+    const float u = others(s, m);
+    if (u < 0.03125f) return u + u * u * (((0.2f * u - 0.25f) * u + 0.333333333f) * u - 0.5f);
+    return log2(1.0f + u) * kLn2;
+  }
+  JAXSOFTMAX_HD static float log2(float v) {
     float log;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log) : "f"(s.total()));
-    return Reference(m).rounding(m) - log;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log) : "f"(v));
+    return log;
+  }
+  JAXSOFTMAX_HD static Reciprocal ratio(const Sum& a, float total) {
+    return log2(fabsf(a.total())) - log2(total);
   }
   // e^(x - m) / s
   JAXSOFTMAX_HD static float exp_diff_over(float x, float m, Reciprocal r) {
@@ -104,6 +127,7 @@ struct Fast {
     return exp2(distance(from, m) - Reference(m).rounding(m) + r);
   }
 #else
+  static constexpr int kSlack = 32;
   struct Reference {
     float m;
     JAXSOFTMAX_HD explicit Reference(float m) : m(m) {}
@@ -111,6 +135,11 @@ struct Fast {
   JAXSOFTMAX_HD static float exp_diff(float x, float m) { return FloatExp(x - m, 0.0f).value(); }
   JAXSOFTMAX_HD static float term(float x, const Reference& from) { return exp_diff(x, from.m); }
   JAXSOFTMAX_HD static float rescaling(float from, float to) { return exp_diff(from, to); }
+  JAXSOFTMAX_HD static float total(const Sum& s, float) { return s.total(); }
+  JAXSOFTMAX_HD static float log_total(const Sum& s, float) { return std::log(s.total()); }
+  JAXSOFTMAX_HD static Reciprocal ratio(const Sum& a, float total) {
+    return std::fabs(a.total()) / total;
+  }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float) { return 1.0f / s.total(); }
   JAXSOFTMAX_HD static float exp_diff_over(float x, float m, Reciprocal r) {
     return exp_diff(x, m) * r;
@@ -147,6 +176,7 @@ struct ExactFloat {
     JAXSOFTMAX_HD double exact() const { return static_cast<double>(value) + error; }
   };
   using Reciprocal = Words;
+  static constexpr int kSlack = 32;
 
   // The rounding of x - m alone would cost up to 36 ulp; it matters in the sum as in the map: for
   // 1e6 equal terms at x - m = -13.8 it is a systematic 4 to 8 ulp of the row's sum.
@@ -158,6 +188,14 @@ struct ExactFloat {
   using Reference = float;
   JAXSOFTMAX_HD static float term(float x, Reference from) { return exp_diff(x, from); }
   JAXSOFTMAX_HD static float rescaling(float from, float to) { return exp_diff(from, to); }
+  JAXSOFTMAX_HD static float total(const Sum& s, float) { return static_cast<float>(s.total()); }
+  JAXSOFTMAX_HD static float log_total(const Sum& s, float) {
+    const Words t(s.total());
+    return std::log(t.value) + t.error / t.value;
+  }
+  JAXSOFTMAX_HD static Reciprocal ratio(const Sum& a, double total) {
+    return Words(std::fabs(a.total()) / total);
+  }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, float) { return Words(1.0 / s.total()); }
   JAXSOFTMAX_HD static float exp_diff_over(float x, float m, Reciprocal r) {
     const FloatExp e = exp_parts(x, m);
@@ -193,8 +231,9 @@ struct ExactDouble {
   using Acc = double;
   using Sum = CompensatedSum<double>;
   struct Reciprocal {
-    double value, error;  // 1 / s = value * (1 + error)
+    double value, error;  // 1 / s = value * (1 + error), or another ratio
   };
+  static constexpr int kSlack = 32;
 
   JAXSOFTMAX_HD static Difference<double> difference(double x, double m) {
     Difference<double> d(x, m);
@@ -209,6 +248,15 @@ struct ExactDouble {
   using Reference = double;
   JAXSOFTMAX_HD static double term(double x, Reference from) { return exp_diff(x, from); }
   JAXSOFTMAX_HD static double rescaling(double from, double to) { return exp_diff(from, to); }
+  JAXSOFTMAX_HD static double total(const Sum& s, double) { return s.total(); }
+  JAXSOFTMAX_HD static double log_total(const Sum& s, double) {
+    return std::log(s.value) + s.error / s.value;
+  }
+  JAXSOFTMAX_HD static Reciprocal ratio(const Sum& a, double total) {
+    const double value = a.value / total;
+    const double error = fma(-total, value, a.value) + a.error;
+    return {std::fabs(value), a.value != 0 ? error / a.value : 0.0};
+  }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, double) {
     const double value = 1.0 / s.value;
     return {value, fma(-s.value, value, 1.0) - s.error * value};

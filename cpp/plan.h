@@ -65,7 +65,7 @@ constexpr int one_pass_threads(int packs_an_input) {
 // Packs of each input in a lane's registers where blocks share a row.
 inline constexpr int kClusterPacks = 8;
 
-inline constexpr int kMaxInputs = 2;
+inline constexpr int kMaxInputs = 2, kMaxGiven = 3;
 inline constexpr int kPackBytes = 16;
 inline constexpr int kStateBytes = 32;  // a state's slot in the workspace of split_k
 
@@ -74,13 +74,26 @@ inline std::int64_t workspace_bytes(std::int64_t rows, int splits) {
   return rows * static_cast<std::int64_t>(splits) * kStateBytes;
 }
 
-// Row-major rows of equal length.
+// Row-major rows of equal length, and what belongs to a row each: statistics in the type of
+// arithmetic, a cotangent in the rows' own.
 struct Rows {
   const void* in[kMaxInputs];
-  void* out;
+  const void* given[kMaxGiven];
+  void* out;       // of the rows' shape, or one a row
+  void* stats[2];  // a row's maximum and sum; null where nobody asked
   std::byte* workspace;
   std::int64_t rows, cols;
 };
+
+// What an op takes and gives, as ops.h describes it.
+struct Signature {
+  int inputs, given;
+  bool maps, stats, pulled;
+};
+template <class Op>
+constexpr Signature signature() {
+  return {Op::kInputs, Op::kGiven, Op::kMaps, Op::kStats, Op::kPulled};
+}
 
 // Packs from the last boundary of `align` packs before a row to the row's end. A length that is no
 // multiple of `align` packs may start anywhere.

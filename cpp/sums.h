@@ -17,14 +17,17 @@ JAXSOFTMAX_HD constexpr Acc infinity() {
   return std::numeric_limits<Acc>::infinity();
 }
 
-// The larger of two, one instruction on either side. A NaN may be dropped: it reaches the sum.
+// The larger of two; NaN if either is. A row's largest element then tells a NaN from a +inf, which
+// make the sum NaN alike.
 template <class Acc>
 JAXSOFTMAX_HD Acc larger(Acc a, Acc b) {
 #if defined(__CUDA_ARCH__)
-  return fmax(a, b);
-#else
-  return a > b ? a : b;
+  if constexpr (sizeof(Acc) == 4) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(a), "f"(b));
+    return a;
+  }
 #endif
+  return a > b || a != a ? a : b;
 }
 
 // Combines N values (a power of two) pairwise. Equal terms add up exactly.

@@ -1,7 +1,11 @@
-"""The op table: name, inputs, reference formula, derivative. A new op is one row here.
+"""The op table: what each op takes and gives, its formula, its derivative. A new op is a row here.
 
 No JAX machinery: a derivative is written with `run(name, *operands)`, which runs another op over
-the same axes, and with the formulas of reference.py, fetched when first used.
+the same axes and gives its result. The formulas are those of reference.py, fetched when first used.
+
+The rows' statistics are what a gradient needs of a row beside its elements: its maximum, and the
+sum of exp(x - maximum), in the type of arithmetic. As two numbers they are right at any offset of
+x; their logarithm's sum, one number, loses the gradient of float32 rows near 1e7.
 """
 
 from __future__ import annotations
@@ -10,67 +14,122 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+Run = Callable[..., Any]
+
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """One kernel family: `inputs` arrays of one shape and dtype -> one array like them.
+    """One op: `inputs` arrays of one shape and dtype, then `given` arrays of a number a row.
 
-    jvp(run, out, primals, tangents, axes) gives the output's tangent; a tangent is None where it is
-    zero. An op that is linear in operand `linear` gives that operand's cotangent by
-    transpose(run, ct, primals). `axes` are negative and sorted.
+    What is given of a row are its statistics and, if the op is `pulled`, a cotangent of the inputs'
+    dtype. The result is an array like the inputs, or of one number a row if the op `reduces`. With
+    `stats` the rows' statistics can be had beside it.
+    `folds` counts the first inputs of which a row's sum is taken, 0 if there is none. An op without
+    a `kernel` is its formula everywhere.
+
+    An op of x has its tangent and its cotangent from residuals(result, x, stats): tangent(run,
+    residuals, x_dot) and cotangent(run, residuals, ct). An op that is linear in operand `linear`
+    has that operand's cotangent from transpose(run, operands, ct) and its other derivatives from
+    its formula.
     """
 
     name: str
-    inputs: int
-    reference: str  # the formula's name in reference.py
-    jvp: Callable[..., Any]
+    inputs: int = 1
+    given: int = 0
+    folds: int = 1
+    reduces: bool = False
+    pulled: bool = False
+    stats: bool = False
+    kernel: bool = True
+    residuals: Callable[..., tuple[Any, ...]] | None = None
+    tangent: Callable[[Run, Sequence[Any], Any], Any] | None = None
+    cotangent: Callable[[Run, Sequence[Any], Any], Any] | None = None
     linear: int | None = None
-    transpose: Callable[..., Any] | None = None
+    transpose: Callable[[Run, Sequence[Any], Any], Any] | None = None
 
     def formula(self, *operands: Any, axes: tuple[int, ...]) -> Any:
-        """The jnp formula, for platforms and cases without a kernel."""
+        """The jnp formula of the result, for platforms and cases without a kernel."""
         from . import reference
 
-        return getattr(reference, self.reference)(*operands, axes)
+        return getattr(reference, self.name)(*operands, axes)
+
+    def stats_formula(self, x: Any, axes: tuple[int, ...]) -> Any:
+        """The jnp formula of the statistics."""
+        from . import reference
+
+        return getattr(reference, f"{self.name}_stats")(x, axes)
 
 
-def _softmax_jvp(
-    run: Callable[..., Any],
-    y: Any,
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    axes: tuple[int, ...],
-) -> Any:
-    return run("softmax_bwd", y, tangents[0])
+_FORWARD = (
+    Op(
+        "softmax",
+        residuals=lambda y, x, stats: (y,),
+        tangent=lambda run, res, x_dot: run("softmax_bwd", *res, x_dot),
+        cotangent=lambda run, res, dy: run("softmax_bwd", *res, dy),
+    ),
+    Op(
+        "log_softmax",
+        stats=True,
+        residuals=lambda y, x, stats: (x, *stats),
+        tangent=lambda run, res, x_dot: run("log_softmax_jvp", x_dot, *res),
+        cotangent=lambda run, res, dy: run("log_softmax_bwd", dy, *res),
+    ),
+    Op(
+        "logsumexp",
+        stats=True,
+        reduces=True,
+        residuals=lambda y, x, stats: (x, *stats),
+        tangent=lambda run, res, x_dot: run("logsumexp_jvp", x_dot, *res),
+        cotangent=lambda run, res, g: run("logsumexp_bwd", *res, g),
+    ),
+)
 
+# Their gradients, as kernels. y * (dy - sum(y * dy)) is a symmetric matrix times dy, so softmax_bwd
+# is its own transpose; the others have an op of the formulas for it, which is also the tangent.
+_GRADIENTS = (
+    Op(
+        "softmax_bwd",  # y, dy
+        inputs=2,
+        folds=2,
+        linear=1,
+        transpose=lambda run, operands, ct: run("softmax_bwd", operands[0], ct),
+    ),
+    Op(
+        "log_softmax_bwd",  # dy, x; max, sum
+        inputs=2,
+        given=2,
+        linear=0,
+        transpose=lambda run, operands, ct: run("log_softmax_jvp", ct, *operands[1:]),
+    ),
+    Op(
+        "logsumexp_bwd",  # x; max, sum, g
+        given=3,
+        pulled=True,
+        folds=0,
+        linear=3,
+        transpose=lambda run, operands, ct: run("logsumexp_jvp", ct, *operands[:3]),
+    ),
+)
 
-def _softmax_bwd_jvp(
-    run: Callable[..., Any],
-    dx: Any,
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    axes: tuple[int, ...],
-) -> Any:
-    from . import reference
+_TANGENTS = (
+    Op(
+        "log_softmax_jvp",  # x_dot, x; max, sum
+        inputs=2,
+        given=2,
+        kernel=False,
+        linear=0,
+        transpose=lambda run, operands, ct: run("log_softmax_bwd", ct, *operands[1:]),
+    ),
+    Op(
+        "logsumexp_jvp",  # x_dot, x; max, sum
+        inputs=2,
+        given=2,
+        reduces=True,
+        kernel=False,
+        linear=0,
+        transpose=lambda run, operands, ct: run("logsumexp_bwd", *operands[1:], ct),
+    ),
+)
 
-    (y, dy), (y_dot, dy_dot) = primals, tangents
-    parts = []
-    if y_dot is not None:
-        parts.append(reference.softmax_bwd_y(y, dy, y_dot, axes))
-    if dy_dot is not None:
-        parts.append(run("softmax_bwd", y, dy_dot))
-    return sum(parts[1:], parts[0])
-
-
-def _softmax_bwd_transpose(run: Callable[..., Any], ct: Any, primals: Sequence[Any]) -> Any:
-    # y * (dy - sum(y * dy)) is a symmetric matrix times dy: the map is its own transpose.
-    return run("softmax_bwd", primals[0], ct)
-
-
-OPS = {
-    op.name: op
-    for op in (
-        Op("softmax", 1, "softmax", _softmax_jvp),
-        Op("softmax_bwd", 2, "softmax_bwd", _softmax_bwd_jvp, 1, _softmax_bwd_transpose),
-    )
-}
+EVERY = {op.name: op for op in (*_FORWARD, *_GRADIENTS, *_TANGENTS)}
+OPS = {name: op for name, op in EVERY.items() if op.kernel}

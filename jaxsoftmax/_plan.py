@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Any, TypeAlias
 
-from . import _limits, _plan_gpu
+from . import _limits, _plan_gpu, _plan_parts
 from ._legal import DTYPES as DTYPES
 from ._legal import (
     LINE,
@@ -28,6 +28,7 @@ from ._legal import PATHS as PATHS
 from ._limits import KIB, Limits
 from ._limits import LIMITS as LIMITS
 from ._limits import device_limits as device_limits
+from ._ops import Op
 
 PathLike: TypeAlias = str | Plan | None
 
@@ -60,7 +61,7 @@ def plan(
     a `Limits`. path forces a
     path, a seed kernel or a whole Plan; ValueError if it cannot hold the row.
     """
-    inputs = find_op(op).inputs
+    asked = find_op(op)
     dtype = dtype_name(dtype)
     device = _limits.resolve(limits)
     path = check_path(path)
@@ -71,9 +72,9 @@ def plan(
         chosen = fixed(path, dtype, n)
     else:
         if device.kind == "cpu":
-            chosen = _choose_cpu(path, inputs, size, rows, device)
+            chosen = _choose_cpu(path, asked, size, rows, device)
         else:
-            chosen = _plan_gpu.choose(path, inputs, DTYPES[dtype], size, lines, rows, device)
+            chosen = _plan_gpu.choose(path, asked, DTYPES[dtype], size, lines, rows, device)
         if path is not None:
             chosen = dataclasses.replace(chosen, why=f"forced by path={path!r}")
     check(chosen, op, dtype, n, device)
@@ -87,24 +88,27 @@ def fixed(path: str | Plan, dtype: Any, n: Any) -> Plan:
     seed = SEED_PLANS[path]
     if path != "splitk":
         return seed
-    splits = math.ceil(packs(n, dtype) / SPLITK_CHUNK) if known(n) else _plan_gpu.UNKNOWN_SPLITS
+    splits = math.ceil(packs(n, dtype) / SPLITK_CHUNK) if known(n) else _plan_parts.UNKNOWN_SPLITS
     return dataclasses.replace(seed, splits=min(max(splits, 1), MAX_SPLITS))
 
 
-def _choose_cpu(path: str | None, k: int, size: int | None, rows: int | None, on: Limits) -> Plan:
+def _choose_cpu(path: str | None, op: Op, size: int | None, rows: int | None, on: Limits) -> Plan:
     if size is None:
-        return _plan_gpu.unknown_columns(path, 1)
+        return _plan_parts.unknown_columns(path, 1)
+    k = op.inputs
     row_bytes = k * size * PACK
+    twice = op.folds > 0 and not op.reduces  # whether another path reads the row twice
     # Half of L2 leaves room for the output. First estimate.
-    if path == "one_pass" or (path is None and row_bytes <= on.l2_bytes // 2):
+    if path == "one_pass" or (path is None and twice and row_bytes <= on.l2_bytes // 2):
         room = (on.smem_per_block - STATIC_SMEM) // (PACK * k) * k
         scratch = min(k * (size - 1), room)
         return Plan("one_pass", 1, 1, k, scratch, why="the row fits in half of L2")
     few_long = rows is not None and rows < on.sms and row_bytes >= 64 * KIB  # first estimate
     if path == "split_k" or (path is None and few_long):
-        splits = _plan_gpu.clamp(on.sms, 1, max(size * PACK // (16 * KIB), 1))
+        splits = _plan_parts.clamp(on.sms, 1, max(size * PACK // (16 * KIB), 1))
         return Plan("split_k", 1, splits=splits, why=f"{rows} long rows on {on.sms} cores")
-    return Plan("two_pass", 1, why="the row is longer than half of L2")
+    why = "the row is longer than half of L2" if twice else "the row is read once"
+    return Plan("two_pass", 1, why=why)
 
 
 def check_path(path: Any) -> PathLike:

@@ -4,6 +4,10 @@ JAX cannot give a function with a custom_vjp a forward mode. These have one, tak
 their gradient runs the same two kernels.
 """
 
-from ._api import primitive_softmax as softmax
+from ._api import without_vjp as _without_vjp
 
-__all__ = ["softmax"]
+softmax = _without_vjp("softmax")
+log_softmax = _without_vjp("log_softmax")
+logsumexp = _without_vjp("logsumexp")
+
+__all__ = ["log_softmax", "logsumexp", "softmax"]

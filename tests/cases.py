@@ -1,7 +1,7 @@
 """Named generators of hard rows, (rng, rows, n, dtype) -> x of shape (rows, n); batches of them.
 
 Many cases travel as rows of one array, so that one compiled call tries them all: batch() for x,
-batch_dy() for the cotangents that go with it, op_inputs() for the operands of an op by name.
+batch_dy() and batch_g() for the cotangents that go with it, op_inputs() for the operands of an op.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from oracle import Expected, as_dtype, smallest_normal
+from contracts import as_dtype, smallest_normal
+from oracle import Expected
 
 Case = Callable[[np.random.Generator, int, int, np.dtype], np.ndarray]
 HUGE = {"float16": 65504.0, "bfloat16": 1e30, "float32": 1e30, "float64": 1e300}
@@ -212,16 +213,51 @@ def batch_dy(x: np.ndarray) -> np.ndarray:
     return dy.astype(x.dtype)
 
 
-def op_inputs(op: str, x: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The operands of an op, made from x: x itself, or the op's residual and a cotangent."""
+def batch_g(x: np.ndarray) -> np.ndarray:
+    """The same of one number a row."""
+    rng = np.random.default_rng([8, *x.shape])
+    g = rng.standard_normal(x.shape[0])
+    kinds = np.arange(g.size)
+    g[kinds % 7 == 1] *= 1e4
+    g[kinds % 7 == 2] = 1
+    g[kinds % 7 == 3] = 0
+    g[kinds % 7 == 4] *= 2.0**-30
+    g[10::11] = np.resize([np.nan, np.inf, -np.inf], g[10::11].shape)
+    return g.astype(x.dtype)
+
+
+def some_underflow(x: np.ndarray) -> np.ndarray:
+    """Rows in which some exp(x - max) may be 0 in one float and not in another: an infinity times
+    that is NaN or infinite."""
+    x = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        depth = x.max(axis=-1, keepdims=True) - x
+    return ((depth > 60) & (depth < 12_000)).any(axis=-1)
+
+
+def op_inputs(op: str, x: np.ndarray, forward: Expected | None = None) -> tuple[np.ndarray, ...]:
+    """The operands of an op, made from x: x itself, or what its op (`forward`) leaves for the
+    gradient, and a cotangent."""
     if not op.endswith("_bwd"):
         return (x,)
-    y = Expected(op.removesuffix("_bwd"), (x,)).rounded()
+    forward = forward or Expected(op.removesuffix("_bwd"), (x,))
+    deep = some_underflow(x)
+    if op == "logsumexp_bwd":
+        g = batch_g(x)
+        g[np.isinf(g) & deep] = 1
+        return x, *forward.rounded_stats(), g
+    dy = batch_dy(x)
+    if op == "log_softmax_bwd":
+        dy[np.isinf(dy) & deep[:, None]] = 1
+        return dy, x, *forward.rounded_stats()
+    y = forward.rounded()
     if x.dtype != np.float16:  # what is below the smallest normal may be 0 already
         y[np.abs(y) < smallest_normal(x.dtype)] = 0
-    return y, batch_dy(x)
+    return y, dy
 
 
-def expected(op: str, x: np.ndarray) -> tuple[tuple[np.ndarray, ...], Expected]:
-    inputs = op_inputs(op, x)
+def expected(
+    op: str, x: np.ndarray, forward: Expected | None = None
+) -> tuple[tuple[np.ndarray, ...], Expected]:
+    inputs = op_inputs(op, x, forward)
     return inputs, Expected(op, inputs)

@@ -1,16 +1,12 @@
-"""The plans that tests force, the illegal ones, and how to run an op: with Python or past it."""
+"""The plans that tests force, the illegal ones, and what a device must have for a plan."""
 
 from __future__ import annotations
-
-import jax
-import numpy as np
 
 import jaxsoftmax
 from jaxsoftmax import Plan
 from jaxsoftmax._legal import CHUNK
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, LIMITS, PATHS, SEED_PLANS, Limits, device_limits
-from jaxsoftmax._primitive import bind
 
 # Legal corners the planner may never visit. k is the op's number of inputs: packs count them all.
 EVERYWHERE = {
@@ -199,27 +195,3 @@ def hand_plans(op: str, dtype: str, n: int, platform: str | None = None) -> dict
 def plan_on(platform: str, op: str, dtype: str, rows: int | None, n: int, path=None) -> Plan:
     """The planner's answer for the platform a test runs on, whatever GPU is attached beside it."""
     return jaxsoftmax.plan(op, dtype, rows, n, limits=limits_on(platform), path=path)
-
-
-def run(op: str, *inputs: np.ndarray, path=None, axes: tuple[int, ...] = (-1,)) -> np.ndarray:
-    """The op through its primitive, under jit, numpy to numpy."""
-    with jax.enable_x64(inputs[0].dtype == np.float64):
-        call = jax.jit(lambda *operands: bind(op, *operands, axes=axes, path=path))
-        return np.asarray(call(*inputs))
-
-
-def run_native(
-    op: str, *inputs: np.ndarray, reduced: int = 1, workspace: int | None = None, **plan: int
-) -> np.ndarray:
-    """The op's FFI target called directly with these plan fields: nothing in Python checks them."""
-    x = inputs[0]
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
-    if plan["path"] == PATHS.index("split_k"):
-        rows = int(np.prod(x.shape[: x.ndim - reduced]))
-        size = rows * plan["splits"] * 8 if workspace is None else workspace
-        results.append(jax.ShapeDtypeStruct((size,), np.uint32))
-    attribute = {name: np.int32(value) for name, value in plan.items()}
-    with jax.enable_x64(x.dtype == np.float64):
-        call = jax.ffi.ffi_call(f"jaxsoftmax.{op}", results)
-        jitted = jax.jit(lambda *a: call(*a, plan=attribute, reduced=np.int32(reduced)))
-        return np.asarray(jitted(*inputs)[0])

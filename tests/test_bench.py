@@ -10,6 +10,7 @@ import jaxsoftmax
 from bench import (
     candidates,
     cases,
+    ops,
     peers,
     plans,
     runs,
@@ -28,7 +29,7 @@ H200, A100 = _plan.LIMITS["h200"], _plan.LIMITS["a100"]
 
 @pytest.mark.parametrize("limits", ["h200", "a100", "rtx4090", "cpu"])
 @pytest.mark.parametrize("dtype", _plan.DTYPES)
-@pytest.mark.parametrize("op", ["softmax", "softmax_bwd"])
+@pytest.mark.parametrize("op", ops.OPS)
 def test_candidates_are_legal_and_few(op, dtype, limits):
     device = _plan.LIMITS[limits]
     for rows, n in (*shapes.GPU, (1, 1), (3, 7), (2**28, 9), (5, 2**31)):
@@ -225,6 +226,10 @@ def test_peers(tmp_path):
     assert (forward["xla_score"], forward["file_copy_us"], forward["score"]) == (0.5, 1.0, 0.6)
     assert (backward["xla"], backward["xla_score"]) == (1.5, pytest.approx(0.4))
     assert backward["torch"] is None
+    now = {"what": "softmax", "ours_us": 2.5, "ceiling_us": 1.5, "ceiling": "copy"}
+    rows[0] = {"bytes": 1, "jax_us": 3.0, "shape": [128, 1024]} | now
+    rows.append(rows[0] | {"what": "logsumexp"})  # of which the file has nothing
+    assert peers.compare(rows, table, "float16") == [forward, backward]
     (other, _) = peers.compare(rows, table, "float32")
     assert (other["xla"], other["xla_score"], other["torch"]) == (2.0, None, None)
     assert any("128x1024" in line for line in peers.lines([forward, backward, other]))

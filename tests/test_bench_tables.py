@@ -16,9 +16,11 @@ from test_bench import CSV
 from bench import (
     candidates,
     cliffs,
+    ops,
     peers,
     programs,
     regret,
+    report,
     timing,
     traffic,
 )
@@ -50,16 +52,18 @@ def test_finalists_are_few_and_hold_the_choice():
     assert regret.finalists({"a": 1.0, "b": 5.0}, "gone") == ["a", "b", "gone"]
 
 
-def test_regret_of_one_shape(cpu_backend, monkeypatch):
-    entry = regret.one_shape("softmax", "float32", (64, 256))
+@pytest.mark.parametrize("op", ops.OPS)
+def test_regret_of_one_shape(cpu_backend, monkeypatch, op):
+    entry = regret.one_shape(op, "float32", (64, 256))
     assert entry["ok"] and len(entry["plans"]) >= 2 and entry["score"] > 0
     assert entry["beyond_percent"] <= entry["loss_percent"]
+    assert list(entry["ceilings"]) == [ops.OPS[op].ceiling]
     json.dumps(entry)
     assert "64x256" in regret.line(entry) and regret.summary([entry])["shapes"] == 1
     real = candidates.candidates
     bad = Plan("one_pass", 1, reg_packs=1)  # holds 4 columns
     monkeypatch.setattr(candidates, "candidates", lambda *a: [*real(*a), bad])
-    entry = regret.one_shape("softmax_bwd", "float32", (64, 256))
+    entry = regret.one_shape(op, "float32", (64, 256))
     assert not entry["ok"] and list(entry["failures"]) == [programs.label(bad)]
     assert "best" in entry  # the others are measured all the same
 
@@ -75,13 +79,14 @@ def test_changes_are_found_to_the_pack():
     assert cliffs.changes(lambda p: 0, 5000) == []
 
 
-def test_pairs_are_the_planners_thresholds():
-    found = cliffs.pairs("softmax", "float16", H200)
+@pytest.mark.parametrize("op", ops.OPS)
+def test_pairs_are_the_planners_thresholds(op):
+    found = cliffs.pairs(op, "float16", H200)
     assert set(cliffs.POWERS) <= set(found)
     for c, why in found.items():
-        assert cliffs.rows_for("softmax", "float16", c) * c * 4 >= 64e6
+        assert cliffs.rows_for(op, "float16", c) * c * 2 * ops.OPS[op].units >= cliffs.MOVED
         if why == "threshold":
-            sides = [cliffs.nature("softmax", "float16", n, H200) for n in (c, c + 8)]
+            sides = [cliffs.nature(op, "float16", n, H200) for n in (c, c + 8)]
             assert sides[0] != sides[1]
 
 
@@ -175,9 +180,11 @@ def test_command_line(tmp_path):
     assert "the seed's 13" in done.stdout and "memory" in done.stdout
     (result,) = tmp_path.glob("*_float32_quick.json")
     data = json.loads(result.read_text())
-    assert data["complete"] and data["means"]["fwd_score"]["all 36"]["shapes"] == 1
-    row = data["shapes"][0]["rows"][0]
-    assert row["score"] == pytest.approx(row["percent_of_copy"] / 100)
+    assert data["complete"] and data["means"]["softmax_score"]["all 36"]["shapes"] == 1
+    rows = data["shapes"][0]["rows"]
+    assert [r["what"] for r in rows] == ["softmax", "softmax_bwd", "softmax+bwd"]
+    assert [r["ceiling"] for r in rows] == ["copy", "triad", "copy + triad"]
+    assert all(r["score"] == pytest.approx(r["ceiling_us"] / r["ours_us"]) for r in rows)
     (tmp_path / "peers.csv").write_text(CSV)
     both = ["--peers", str(tmp_path / "peers.csv"), "--from", str(result)]
     done = bench(*both, out=tmp_path)
@@ -185,10 +192,33 @@ def test_command_line(tmp_path):
     assert bench("--from", str(result), out=tmp_path).returncode == 2
 
 
-@pytest.mark.parametrize("mode", ["--regret", "--seed-table"])
+def test_table_of_every_op(tmp_path):
+    args = ("--op", "all", "--quick", "--dtype", "bfloat16", "--shapes", "128x1024")
+    done = bench(*args, out=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = tmp_path.glob("*_bfloat16_all_quick.json")
+    (shape,) = json.loads(result.read_text())["shapes"]
+    names = [what for op in ("softmax", "log_softmax", "logsumexp") for what in around(op)]
+    assert [row["what"] for row in shape["rows"]] == names
+    timed = {f"{whose}_{what}" for whose in ("ours", "jax") for what in names}
+    assert timed | {"copy_words", "triad_words", "read_rows"} <= set(shape["samples"])
+    assert all(f"{op} score" in done.stdout for op in ops.OPS)
+    assert result.with_suffix(".png").exists()
+
+
+def around(op: str) -> tuple[str, ...]:
+    return op, f"{op}_bwd", f"{op}+bwd"
+
+
+@pytest.mark.parametrize("mode", ["--regret", "--seed-table", "--loss"])
 def test_other_tables(tmp_path, mode):
     done = bench(mode, "--quick", "--shapes", "16x512", out=tmp_path)
     assert done.returncode == 0 and "16x512" in done.stdout, done.stdout + done.stderr
+
+
+def test_loss_has_ops_of_its_own(tmp_path):
+    done = bench("--loss", "--op", "softmax", out=tmp_path)
+    assert done.returncode == 2 and "--op" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -202,4 +232,6 @@ def test_stored_results_are_read(tmp_path, name, found):
     stored = json.loads((ROOT / "bench/results" / name).read_text())
     rows = [row for shape in stored["shapes"] for row in shape["rows"]]
     dtype = stored["options"]["dtype"]
+    pytest.importorskip("matplotlib")
+    report.plot(stored, tmp_path / "plot.png")
     assert len(peers.compare(rows, peers.read(file), dtype)) == found

@@ -9,19 +9,10 @@ import cases
 import jax
 import numpy as np
 import pytest
+from contracts import as_dtype
 from jax import export
-from oracle import Expected, as_dtype
-from plans import (
-    GPU_ONLY,
-    NAMES,
-    capacity,
-    granted,
-    hand_plans,
-    limits_on,
-    plan_on,
-    run,
-    run_native,
-)
+from plans import GPU_ONLY, NAMES, capacity, granted, hand_plans, plan_on
+from runs import check_each, run_each
 
 import jaxsoftmax
 from jaxsoftmax import Plan, _native
@@ -149,19 +140,17 @@ def test_either_side_of_every_threshold(platform, op, dtype, rows):
         for columns in (n - 1, n, n + 1):
             x = cases.make("shifted_rest", 2 if rows > 1 else 1, columns, as_dtype(dtype))
             inputs, expected = cases.expected(op, x)
-            plan = plan_on(platform, op, dtype, rows, columns)
-            expected.check(run(op, *inputs, path=plan))
+            check_each(op, inputs, expected, [plan_on(platform, op, dtype, rows, columns)])
 
 
-@pytest.mark.parametrize("name", NAMES, ids=str)
 @pytest.mark.parametrize("op", OPS)
-def test_rows_unknown(platform, op, name):
+def test_rows_unknown(platform, op):
     """The plan made without knowing the rows runs right on any number of them."""
     x = cases.make("used_range", 19, 777, as_dtype("float32"))
-    plan = plan_on(platform, op, "float32", None, 777, name)
+    plans = [plan_on(platform, op, "float32", None, 777, name) for name in NAMES]
     for rows in (1, 19):
         inputs, expected = cases.expected(op, x[:rows])
-        expected.check(run(op, *inputs, path=plan))
+        check_each(op, inputs, expected, plans)
 
 
 def test_symbolic_sizes():
@@ -174,31 +163,20 @@ def test_symbolic_sizes():
             jaxsoftmax.plan(op, dtype, 4, n, path="one_pass")
 
 
-@pytest.mark.parametrize("plan", hand_plans("softmax", "float32", 100).values(), ids=str)
-def test_the_handler_runs_what_it_is_told(platform, plan):
-    """The target called directly: leading dimensions are rows, `reduced` trailing ones a row."""
-    if not granted(plan, "float32", limits_on(platform)):
-        pytest.skip("not on this device")
-    x = cases.make("normal", 6, 100, as_dtype("float32"))
-    expected = Expected("softmax", (x,))
-    leading = run_native("softmax", x.reshape(2, 3, 100), **plan.attributes())
-    expected.check(leading.reshape(6, 100))
-    folded = run_native("softmax", x.reshape(6, 10, 10), reduced=2, **plan.attributes())
-    expected.check(folded.reshape(6, 100))
-
-
 @pytest.mark.parametrize("n", [1, 2, 7, 31, 32, 33, 100, 257, 1000, 4096, 5001])
 @pytest.mark.parametrize("op", OPS)
 def test_each_path_reads_as_often_as_it_says(op, n):
-    """one_pass reads every element of every input once; two_pass and split_k twice."""
+    """one_pass reads every element of every input once; two_pass and split_k once to fold it and
+    once to map it: what is only folded, or only mapped, once."""
     plans = [jaxsoftmax.plan(op, "float32", 3, n, limits="cpu", path=path) for path in PATHS]
     plans += hand_plans(op, "float32", n, "cpu").values()
     assert {plan.path for plan in plans} == {*READS} == {*PATHS}
     for plan in plans:
         counts = _native.count_reads(op, 3, n, plan.attributes())
         assert len(counts) == OPS[op].inputs
-        for count in counts:
-            assert count == [READS[plan.path]] * (3 * n), plan
+        for i, count in enumerate(counts):
+            passes = (i < OPS[op].folds) + (not OPS[op].reduces)
+            assert count == [min(READS[plan.path], passes)] * (3 * n), plan
 
 
 @pytest.mark.parametrize("n", [1001, 1024])
@@ -209,8 +187,10 @@ def test_same_plan_same_bits(platform, op, dtype, n):
     inputs, _ = cases.expected(op, cases.make("used_range", 17, n, as_dtype(dtype)))
     plans = [plan_on(platform, op, dtype, 17, n, name) for name in (*PATHS, "medium")]
     held = hand_plans(op, dtype, n, platform)
-    for plan in plans + [held[name] for name in GPU_ONLY if name in held]:
-        whole = run(op, *inputs, path=plan)
-        for rows in (17, 3, 1) if n == 1024 else (17,):
-            part = run(op, *(a[-rows:] for a in inputs), path=plan)
-            assert part.tobytes() == whole[-rows:].tobytes(), (plan, rows)
+    plans += [held[name] for name in GPU_ONLY if name in held]
+    whole = run_each(op, *inputs, paths=plans, stats=OPS[op].stats)
+    for rows in (17, 3, 1) if n == 1024 else (17,):
+        part = run_each(op, *(a[-rows:] for a in inputs), paths=plans, stats=OPS[op].stats)
+        for plan, some, every in zip(plans, part, whole, strict=True):
+            for a, b in zip(some, every, strict=True):
+                assert a.tobytes() == b[-rows:].tobytes(), (plan, rows)

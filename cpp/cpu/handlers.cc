@@ -1,6 +1,7 @@
 // The CPU's FFI handlers, one an op, and the count of reads that the tests ask for.
 #include "handlers.h"
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 
@@ -27,10 +28,10 @@ void run(const Rows& rows, const Plan& plan, ffi::ThreadPool* pool) {
 template <template <class> class Op>
 ffi::Error handle(const char* name, ffi::ThreadPool pool, ffi::RemainingArgs args,
                   ffi::RemainingRets rets, const Plan& plan, std::int32_t reduced) {
-  auto call = decode_call(name, Op<FastFloat>::kInputs, args, rets, plan, reduced);
+  auto call = decode_call(name, signature<Op<FastFloat>>(), args, rets, plan, reduced);
   if (call.has_error()) return call.error();
   if (const std::string why = gpu_only(plan); !why.empty()) return invalid(name, why);
-  if (call->empty()) return ffi::Error::Success();
+  if (call->empty) return ffi::Error::Success();
   try {
     switch (call->dtype) {
 #define JAXSOFTMAX_DTYPE(Tag)              \
@@ -62,10 +63,16 @@ struct CountingLoader {
 template <template <class> class Op>
 std::vector<std::vector<int>> count(std::int64_t rows, std::int64_t cols, const Plan& plan) {
   using Bound = Op<ExactFloat>;
-  std::vector<float> in(rows * cols), out(rows * cols);
+  std::vector<float> in(rows * cols), out(rows * std::max<std::int64_t>(cols, 1)), ones(rows, 1.0f);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i % 7);
   std::vector<std::byte> workspace(workspace_bytes(rows, plan.splits));
-  Rows view{{in.data(), in.data()}, out.data(), workspace.data(), rows, cols};
+  Rows view{};
+  std::fill_n(view.in, kMaxInputs, in.data());
+  std::fill_n(view.given, kMaxGiven, ones.data());
+  view.out = out.data();
+  view.workspace = workspace.data();
+  view.rows = rows;
+  view.cols = cols;
   std::vector<std::vector<std::atomic<int>>> counts;
   for (int i = 0; i < Bound::kInputs; ++i) counts.emplace_back(in.size());
   const CountingLoader loader{view, counts};

@@ -4,6 +4,8 @@
 //   two_pass  a row is folded, then read again and mapped
 //   split_k   a row's pieces are folded into the workspace, then each merges them and maps itself
 //
+// An op that only folds or only maps reads what it needs once in each.
+//
 // A loader gives `count` elements of input `i` from element `at` on (an offset in the whole array):
 // copy(i, at, count, to). It is the only reader of the inputs, so a loader that counts sees all.
 #pragma once
@@ -47,14 +49,15 @@ struct Chunk {
   alignas(64) Storage raw[Op::kInputs][kBatch];
   alignas(64) Acc values[Op::kInputs][kBatch];
 
-  // Converts `count` raw elements of each input and pads the rest.
-  void unpack(int count) {
-    for (int i = 0; i < Op::kInputs; ++i) {
+  // Converts `count` raw elements of the first inputs and pads the rest.
+  void unpack(int inputs, int count) {
+    for (int i = 0; i < inputs; ++i) {
       for (int j = 0; j < kBatch; ++j) values[i][j] = D::to_acc(raw[i][j]);
       for (int j = count; j < kBatch; ++j) values[i][j] = Op::pad(i);
     }
   }
-  void map(const typename Op::Row& row, int count, Storage* out) const {
+  template <class Row>
+  void map(const Row& row, int count, Storage* out) const {
     alignas(64) Storage mapped[kBatch];
     for (int j = 0; j < kBatch; ++j) {
       Acc v[Op::kInputs];
@@ -83,7 +86,7 @@ class Paths {
         return each(rows_.rows, [this](std::int64_t row) {
           State state;
           fold(row, 0, rows_.cols, state);
-          map(row, 0, rows_.cols, Op::finish(state));
+          finish(row, complete(state), 0, rows_.cols);
         });
       case Path::split_k:
         return split_k();
@@ -104,11 +107,11 @@ class Paths {
     }
   }
 
-  void load(std::int64_t row, std::int64_t at, int count, Chunk<Op, D>& chunk) const {
-    for (int i = 0; i < Op::kInputs; ++i) {
+  void load(int inputs, std::int64_t row, std::int64_t at, int count, Chunk<Op, D>& chunk) const {
+    for (int i = 0; i < inputs; ++i) {
       loader_.copy(i, row * rows_.cols + at, count, chunk.raw[i]);
     }
-    chunk.unpack(count);
+    chunk.unpack(inputs, count);
   }
 
   static void fold_chunk(State& state, Chunk<Op, D>& chunk) {
@@ -117,24 +120,63 @@ class Paths {
     Op::fold(state, chunk.values);
   }
 
+  // What an op is given of a row.
+  auto given(std::int64_t row) const {
+    Given<typename Op::Acc, Op::kGiven> numbers{};
+    if constexpr (Op::kGiven > 0) {
+      for (int i = 0; i < Op::kGiven; ++i) {
+        const bool pulled = Op::kPulled && i == Op::kGiven - 1;
+        numbers.at[i] = pulled ? D::to_acc(static_cast<const Storage*>(rows_.given[i])[row])
+                               : static_cast<const typename Op::Acc*>(rows_.given[i])[row];
+      }
+    }
+    return numbers;
+  }
+
+  // What a row leaves beside its elements.
+  void leave(std::int64_t row, const State& state) const {
+    if constexpr (!Op::kMaps)
+      static_cast<Storage*>(rows_.out)[row] = D::from_acc(Op::result(state));
+    if constexpr (Op::kStats) {
+      if (rows_.stats[0] == nullptr) return;
+      const auto stats = Op::stats(state);
+      static_cast<typename Op::Acc*>(rows_.stats[0])[row] = stats.max;
+      static_cast<typename Op::Acc*>(rows_.stats[1])[row] = stats.sum;
+    }
+  }
+
+  // The state of a whole row, aligned to its key.
+  static State complete(const State& state) {
+    return merge_states<State>(1, [&](int) { return state; });
+  }
+
+  // Maps the columns [from, to) of a row; who has its first columns leaves its numbers.
+  void finish(std::int64_t row, const State& state, std::int64_t from, std::int64_t to) const {
+    if (from == 0) leave(row, state);
+    if constexpr (Op::kMaps) map(row, from, to, Op::finish(state, given(row)));
+  }
+
   Storage* out(std::int64_t row, std::int64_t at) const {
     return static_cast<Storage*>(rows_.out) + row * rows_.cols + at;
   }
 
   JAXSOFTMAX_CLONES void fold(std::int64_t row, std::int64_t from, std::int64_t to,
                               State& state) const {
-    Chunk<Op, D> chunk{};
-    chunks(from, to, [&](std::int64_t at, int count) {
-      load(row, at, count, chunk);
-      fold_chunk(state, chunk);
-    });
+    if constexpr (Op::kFolded > 0) {
+      Chunk<Op, D> chunk{};
+      chunks(from, to, [&](std::int64_t at, int count) {
+        load(Op::kFolded, row, at, count, chunk);
+        fold_chunk(state, chunk);
+      });
+    }
   }
 
+  template <class Row>
   JAXSOFTMAX_CLONES void map(std::int64_t row, std::int64_t from, std::int64_t to,
-                             const typename Op::Row& finished) const {
+                             const Row& finished) const {
     Chunk<Op, D> chunk{};
     chunks(from, to, [&](std::int64_t at, int count) {
-      load(row, at, count, chunk);
+      load(Op::kInputs, row, at, count, chunk);
       chunk.map(finished, count, out(row, at));
     });
   }
@@ -166,20 +208,24 @@ class Paths {
     Chunk<Op, D> chunk{};
     State state;
     chunks(0, rows_.cols, [&](std::int64_t at, int count) {
-      load(row, at, count, chunk);
+      load(Op::kInputs, row, at, count, chunk);
       for (int i = 0; i < Op::kInputs; ++i) {
         std::memcpy(kept(i, at), chunk.raw[i], count * sizeof(Storage));
       }
-      fold_chunk(state, chunk);
+      if constexpr (Op::kFolded > 0) fold_chunk(state, chunk);
     });
-    const auto finished = Op::finish(state);
-    chunks(0, rows_.cols, [&](std::int64_t at, int count) {
-      for (int i = 0; i < Op::kInputs; ++i) {
-        std::memcpy(chunk.raw[i], kept(i, at), count * sizeof(Storage));
-      }
-      chunk.unpack(count);
-      chunk.map(finished, count, out(row, at));
-    });
+    state = complete(state);
+    leave(row, state);
+    if constexpr (Op::kMaps) {
+      const auto finished = Op::finish(state, given(row));
+      chunks(0, rows_.cols, [&](std::int64_t at, int count) {
+        for (int i = 0; i < Op::kInputs; ++i) {
+          std::memcpy(chunk.raw[i], kept(i, at), count * sizeof(Storage));
+        }
+        chunk.unpack(Op::kInputs, count);
+        chunk.map(finished, count, out(row, at));
+      });
+    }
   }
 
   void split_k() const {
@@ -191,20 +237,27 @@ class Paths {
       return std::pair(std::min(split * piece, rows_.cols),
                        std::min((split + 1) * piece, rows_.cols));
     };
-    each(rows_.rows * splits, [&](std::int64_t item) {
-      const auto [from, to] = span(item % splits);
-      State state;
-      fold(item / splits, from, to, state);
-      std::memcpy(slot(item / splits, item % splits), &state, sizeof state);
-    });
-    each(rows_.rows * splits, [&](std::int64_t item) {
-      const State state = merge_states<State>(plan_.splits, [&](int split) {
-        State other;
-        std::memcpy(&other, slot(item / splits, split), sizeof other);
-        return other;
+    if constexpr (Op::kFolded > 0) {
+      each(rows_.rows * splits, [&](std::int64_t item) {
+        const auto [from, to] = span(item % splits);
+        State state;
+        fold(item / splits, from, to, state);
+        std::memcpy(slot(item / splits, item % splits), &state, sizeof state);
       });
-      const auto [from, to] = span(item % splits);
-      map(item / splits, from, to, Op::finish(state));
+    }
+    const std::int64_t parts = Op::kMaps ? splits : 1;
+    each(rows_.rows * parts, [&](std::int64_t item) {
+      const std::int64_t row = item / parts;
+      State state;
+      if constexpr (Op::kFolded > 0) {
+        state = merge_states<State>(plan_.splits, [&](int split) {
+          State other;
+          std::memcpy(&other, slot(row, split), sizeof other);
+          return other;
+        });
+      }
+      const auto [from, to] = span(item % parts);
+      finish(row, state, from, to);
     });
   }
 

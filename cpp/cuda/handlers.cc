@@ -12,12 +12,12 @@ namespace {
 
 using Launcher = Failure (*)(DType, const Rows&, const Plan&, Stage, cudaStream_t);
 
-ffi::Error handle(const char* name, int inputs, Launcher launch, Stage stage, cudaStream_t stream,
-                  ffi::RemainingArgs args, ffi::RemainingRets rets, const Plan& plan,
-                  std::int32_t reduced) {
-  auto call = decode_call(name, inputs, args, rets, plan, reduced);
+ffi::Error handle(const char* name, const Signature& signature, Launcher launch, Stage stage,
+                  cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                  const Plan& plan, std::int32_t reduced) {
+  auto call = decode_call(name, signature, args, rets, plan, reduced);
   if (call.has_error()) return call.error();
-  if (call->empty()) return ffi::Error::Success();
+  if (call->empty) return ffi::Error::Success();
   if (!call->aligned) return invalid(name, "needs 16-byte aligned buffers, as XLA promises them");
   const Failure failure = launch(call->dtype, call->rows, plan, stage, stream);
   if (failure.error == cudaSuccess) return ffi::Error::Success();
@@ -43,15 +43,15 @@ auto bind(const Handle& handle) {
 
 }  // namespace
 
-#define JAXSOFTMAX_HANDLER(symbol, name, Op, stage)                                                \
-  XLA_FFI_Error* symbol(XLA_FFI_CallFrame* frame) {                                                \
-    static const auto impl = [](cudaStream_t stream, ffi::RemainingArgs args,                      \
-                                ffi::RemainingRets rets, Plan plan, std::int32_t reduced) {        \
-      return handle(#name, Op<FastFloat>::kInputs, launch_##name, stage, stream, args, rets, plan, \
-                    reduced);                                                                      \
-    };                                                                                             \
-    static const auto handler = bind<stage>(impl);                                                 \
-    return handler->Call(frame);                                                                   \
+#define JAXSOFTMAX_HANDLER(symbol, name, Op, stage)                                              \
+  XLA_FFI_Error* symbol(XLA_FFI_CallFrame* frame) {                                              \
+    static const auto impl = [](cudaStream_t stream, ffi::RemainingArgs args,                    \
+                                ffi::RemainingRets rets, Plan plan, std::int32_t reduced) {      \
+      return handle(#name, signature<Op<FastFloat>>(), launch_##name, stage, stream, args, rets, \
+                    plan, reduced);                                                              \
+    };                                                                                           \
+    static const auto handler = bind<stage>(impl);                                               \
+    return handler->Call(frame);                                                                 \
   }
 #define JAXSOFTMAX_OP(name, Op)                                      \
   JAXSOFTMAX_HANDLER(name##_initialize, name, Op, Stage::initialize) \

@@ -5,6 +5,7 @@
 #include "../ops.h"
 #include "enqueue.cuh"
 #include "reduce.cuh"
+#include "row.cuh"
 #include "vec.cuh"
 
 namespace jaxsoftmax::cuda {
@@ -26,11 +27,11 @@ struct Held {
   // Blocks of the most threads that an SM's registers must have room for. Left alone, the compiler
   // takes 95 registers for 8 packs of float16, and 16384 x 16384 goes from 288 to over 345 us.
   static constexpr int kWords = kKept ? kValues : kRaw;
-  static constexpr int kBlocks = sizeof(Acc) == 8         ? 1
-                                 : kRegs <= 4             ? (kWords <= 16 ? 2 : 1)
-                                 : kWords <= 32 && !kKept ? 3
-                                 : kWords <= 64           ? 2
-                                                          : 1;
+  static constexpr int kBlocks = sizeof(Acc) == 8 || Op::kFolded == 0 ? 1
+                                 : kRegs <= 4                         ? (kWords <= 16 ? 2 : 1)
+                                 : kWords <= 32 && !kKept             ? 3
+                                 : kWords <= 64                       ? 2
+                                                                      : 1;
 
   Packs<Op, D> packs[kRegs];
   Values values[kKept ? kRegs : 1];  // of one pack at a time where they are not kept
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
                                   Held<Op, D, kRegs, kFor == For::cluster>::kBlocks)
     one_pass(Rows rows, int rows_per_block, int lanes_a_block, int smem_packs, int blocks) {
   constexpr bool kCluster = kFor == For::cluster, kWhole = kFor == For::whole;
+  constexpr bool kFolds = Op::kFolded > 0;
   using State = typename Op::State;
   using Values = typename Packs<Op, D>::Values;
   using Acc = typename D::Numerics::Acc;
@@ -89,6 +91,7 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
        first < rows.rows; first += stride, ++turn) {
     const std::int64_t row = first + group;
     const Window<D, int> window(rows, row);
+    const auto known = given<Op, D>(rows, row);
     const int packs = kWhole ? kRegs * lanes : row < rows.rows ? window.packs() : 0;
 
     // visit(k, p) for the packs p that this lane holds in registers; in shared memory
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
       for (int i = 0; i < Op::kInputs; ++i) slot[i * blockDim.x] = loaded.raw[i];
     });
 
-    if (kCluster && turn == 0) {  // beside the first loads
+    if (kCluster && kFolds && turn == 0) {  // beside the first loads
       if (threadIdx.x == 0) mailbox.open();
       __syncwarp();
       arrive_at_cluster();
@@ -138,15 +141,17 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
       in_shared(lane, [&](const Pack* slot, int) { expect(*slot); });
       state.expect(largest_of_lanes(state.key(), min(lanes_a_block, 32), members_of_warp()));
     }
-    in_registers(lane, [&](int k, int) { Op::fold(state, held.unpack(k)); });
-    in_shared(lane, [&](const Pack* slot, int) {
-      Values values;
-      fetch(slot).unpack(values);
-      Op::fold(state, values);
-    });
+    if constexpr (kFolds) {
+      in_registers(lane, [&](int k, int) { Op::fold(state, held.unpack(k)); });
+      in_shared(lane, [&](const Pack* slot, int) {
+        Values values;
+        fetch(slot).unpack(values);
+        Op::fold(state, values);
+      });
+    }
 
     const State of_lane = state;
-    if constexpr (kCluster) {
+    if constexpr (kCluster && kFolds) {
       const int warp = threadIdx.x / 32;
       if (a_block == 1) {
         reduce_row<0, true>(state, lanes_a_block, turn, scratch);
@@ -156,26 +161,30 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
       if (turn == 0) wait_for_cluster();  // until every mailbox is open
       if (warp < a_block) mailbox.send(state, rank * a_block + warp, blocks, turn);
       state = mailbox.collect(turn);
-    } else {
+    } else if constexpr (kFolds) {
       reduce_row<0, true>(state, lanes_a_block, turn, scratch);
     }
-    const typename Op::Row finished = Op::finish(state);
-    const int again = anew(lane);
-    if constexpr (held.kKept) {
-      const auto factor = Op::kept_factor(of_lane, finished);
-      in_registers(again, [&](int k, int p) {
-        Acc mapped[kPerPack<D>];
+    if (lane == 0 && row < rows.rows) leave<Op, D>(rows, row, state);
+    if constexpr (Op::kMaps) {
+      const typename Op::Row finished = Op::finish(state, known);
+      const int again = anew(lane);
+      if constexpr (held.kKept) {
+        const auto factor = Op::kept_factor(of_lane, finished);
+        in_registers(again, [&](int k, int p) {
+          Acc mapped[kPerPack<D>];
 #pragma unroll
-        for (int j = 0; j < kPerPack<D>; ++j)
-          mapped[j] = Op::map_kept(held.values[k][0][j], factor);
-        window.template store<kWhole>(rows.out, p, Convert<D>::pack(mapped));
-      });
-    } else {
-      in_registers(again, [&](int k, int p) {
-        held.packs[k].template map<kWhole>(rows, window, p, finished);
-      });
+          for (int j = 0; j < kPerPack<D>; ++j)
+            mapped[j] = Op::map_kept(held.values[k][0][j], factor);
+          window.template store<kWhole>(rows.out, p, Convert<D>::pack(mapped));
+        });
+      } else {
+        in_registers(again, [&](int k, int p) {
+          held.packs[k].template map<kWhole>(rows, window, p, finished);
+        });
+      }
+      in_shared(again,
+                [&](const Pack* slot, int p) { fetch(slot).map(rows, window, p, finished); });
     }
-    in_shared(again, [&](const Pack* slot, int p) { fetch(slot).map(rows, window, p, finished); });
   }
 }
 

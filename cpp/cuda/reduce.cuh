@@ -78,7 +78,7 @@ __device__ inline int lanes_for(int count) { return 1 << (32 - __clz(count - 1))
 // wait for the slowest reader of this one's.
 template <class State>
 struct Scratch {
-  alignas(16) char bytes[2][kMaxThreads / 32][sizeof(State)];
+  typename State::Message states[2][kMaxThreads / 32];
 };
 
 // Over the lanes of one row: groups of `lanes` <= 32 lanes, or the `lanes` threads of the block.
@@ -91,16 +91,15 @@ __device__ void reduce_row(State& state, int lanes, int turn, Scratch<State>& sc
   if (lanes <= 32) return reduce_lanes<kAligned>(state, lanes, members);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   reduce_lanes<kAligned>(state, 32, members);
-  char (*slots)[sizeof(State)] = scratch.bytes[turn & 1];
-  if (lane == 0) memcpy(slots[warp], &state, sizeof state);
+  auto* slots = scratch.states[turn & 1];
+  if (lane == 0) slots[warp] = state.message();
   if constexpr (kBarrier == 0) {
     __syncthreads();
   } else {
     __barrier_sync_count(kBarrier, lanes);
   }
   const int warps = lanes / 32, width = lanes_for(warps), from = lane & (width - 1);
-  state = State();
-  if (from < warps) memcpy(&state, slots[from], sizeof state);
+  state = from < warps ? State(slots[from]) : State();
   reduce_lanes(state, width, members, true);
 }
 

@@ -6,12 +6,14 @@
 //
 // The sequence of slots for a row of n chunks of which the ring keeps k: n to be folded, of which
 // the last k stay until they are mapped, then the first n - k again, last first, to be mapped. The
-// next row's chunks follow at once, so that its loads overlap this row's stores.
+// next row's chunks follow at once, so that its loads overlap this row's stores. An op that only
+// folds keeps none; one that only maps has its chunks once, each mapped when it is there.
 #pragma once
 
 #include "../ops.h"
 #include "enqueue.cuh"
 #include "reduce.cuh"
+#include "row.cuh"
 #include "vec.cuh"
 
 namespace jaxsoftmax::cuda {
@@ -48,6 +50,7 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
   return;  // never launched: see Launch::hopper
 #endif
   using State = typename Op::State;
+  constexpr bool kFolds = Op::kFolded > 0;
   constexpr int kWorkers = 1;  // the barrier of all threads but the producer's warp
   __shared__ Scratch<State> scratch;
   __shared__ Pack mail[pieces(Mailbox<State>::bytes(kMaxCluster), kPackBytes)];
@@ -72,7 +75,7 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
     mailbox.open();
   }
   __syncthreads();
-  const bool cluster = blocks > 1 && !cooperative;
+  const bool cluster = kFolds && blocks > 1 && !cooperative;
   if (cluster) arrive_at_cluster();
 
   Cursor at;
@@ -80,15 +83,15 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
     if (tid == threads) {
       for (std::int64_t row = first_row; row < rows.rows; row += groups) {
         const Part piece = piece_of(row);
-        const auto fetch = [&](int p, Keep keep) {
+        const auto fetch = [&](int p, int inputs, Keep keep) {
           const int bytes = min(chunk, piece.packs() - p) * kPackBytes;
           empty[at.slot].wait(at.phase ^ 1);  // at first all are
-          full[at.slot].arrive_expecting(Op::kInputs * bytes);
+          full[at.slot].arrive_expecting(inputs * bytes);
 #pragma unroll
-          for (int i = 0; i < Op::kInputs; ++i) {
+          for (int i = 0; i < inputs; ++i) {
             Pack* to = place(at.slot) + i * chunk;
             const Pack* data = piece.address(rows.in[i], p);
-            if (cut.streamed > 0) {
+            if (Op::kMaps && cut.streamed > 0) {
               copy_bulk(to, data, bytes, full[at.slot], keep);
             } else {
               copy_bulk(to, data, bytes, full[at.slot]);
@@ -98,9 +101,16 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
         };
         int p = 0;
 #pragma unroll 1
-        for (; p < piece.packs(); p += chunk) fetch(p, p < cut.streamed ? Keep::most : Keep::least);
+        for (; p < piece.packs(); p += chunk) {
+          const bool once = p >= cut.streamed || !Op::kMaps;
+          fetch(p, once ? Op::kInputs : Op::kFolded, once ? Keep::least : Keep::most);
+        }
+        if constexpr (Op::kMaps) {
 #pragma unroll 1
-        for (p = min(p, cut.streamed); p > 0; p -= chunk) fetch(p - chunk, Keep::least);
+          for (p = min(p, cut.streamed); p > 0; p -= chunk) {
+            fetch(p - chunk, Op::kInputs, Keep::least);
+          }
+        }
       }
     }
     __syncwarp();
@@ -144,50 +154,60 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
   int turn = 0;
   for (std::int64_t row = first_row; row < rows.rows; row += groups, ++turn) {
     const Part piece = piece_of(row);
+    const auto known = given<Op, D>(rows, row);
     State state;
     Cursor kept = at;  // where the chunks that stay in the ring begin
     int p = 0;
+    if constexpr (kFolds) {
 #pragma unroll 1
-    for (; p < piece.packs(); p += chunk) {
-      full[at.slot].wait(at.phase);
-      each(piece, at, p, [&](const auto& loaded, int, auto) { fold_packs<Op, D>(state, loaded); });
-      if (p < cut.streamed) {
-        release(at);
-        kept.advance(slots);
-      }
-      at.advance(slots);
-    }
-
-    reduce_row<kWorkers>(state, threads, cooperative ? 2 * turn : turn, scratch);
-    if (cluster) {
-      if (turn == 0) wait_for_cluster();
-      if (tid < 32) mailbox.send(state, rank, blocks, turn);
-      state = mailbox.collect(turn);
-    } else if (cooperative) {
-      if (tid == 0) Slot<State>::at(rows, row * blocks + rank).put(state);
-      state = collect_slots<State>(rows, row, blocks, tid, threads, true);
-      reduce_row<kWorkers>(state, threads, 2 * turn + 1, scratch);
-    }
-    const typename Op::Row finished = Op::finish(state);
-
-    const auto map = [&](const Cursor& cursor, int from) {
-      each(piece, cursor, from, [&](const auto& loaded, int q, auto whole) {
-        constexpr int kCount = std::extent_v<std::remove_reference_t<decltype(loaded)>>;
-#pragma unroll
-        for (int v = 0; v < kCount; ++v) {
-          loaded[v].template map<decltype(whole)::value>(rows, piece, q + v * threads, finished,
-                                                         cooperative);
+      for (; p < piece.packs(); p += chunk) {
+        full[at.slot].wait(at.phase);
+        each(piece, at, p,
+             [&](const auto& loaded, int, auto) { fold_packs<Op, D>(state, loaded); });
+        if (p < cut.streamed) {
+          release(at);
+          kept.advance(slots);
         }
-      });
-      release(cursor);
-    };
-    const int again = min(p, cut.streamed);
+        at.advance(slots);
+      }
+
+      reduce_row<kWorkers>(state, threads, cooperative ? 2 * turn : turn, scratch);
+      if (cluster) {
+        if (turn == 0) wait_for_cluster();
+        if (tid < 32) mailbox.send(state, rank, blocks, turn);
+        state = mailbox.collect(turn);
+      } else if (cooperative) {
+        if (tid == 0) Slot<State>::at(rows, row * blocks + rank).put(state);
+        state = collect_slots<State>(rows, row, blocks, tid, threads, true);
+        reduce_row<kWorkers>(state, threads, 2 * turn + 1, scratch);
+      }
+    }
+    if (tid == 0 && rank == 0) leave<Op, D>(rows, row, state);
+    if constexpr (Op::kMaps) {
+      const typename Op::Row finished = Op::finish(state, known);
+      const auto map = [&](const Cursor& cursor, int from) {
+        each(piece, cursor, from, [&](const auto& loaded, int q, auto whole) {
+          constexpr int kCount = std::extent_v<std::remove_reference_t<decltype(loaded)>>;
+#pragma unroll
+          for (int v = 0; v < kCount; ++v) {
+            loaded[v].template map<decltype(whole)::value>(rows, piece, q + v * threads, finished,
+                                                           cooperative);
+          }
+        });
+        release(cursor);
+      };
+      const int again = min(p, cut.streamed);
 #pragma unroll 1
-    for (int q = cut.streamed; q < piece.packs(); q += chunk, kept.advance(slots)) map(kept, q);
+      for (int q = cut.streamed; q < piece.packs(); q += chunk, kept.advance(slots)) {
+        if constexpr (!kFolds) full[kept.slot].wait(kept.phase);
+        map(kept, q);
+      }
+      if constexpr (!kFolds) at = kept;
 #pragma unroll 1
-    for (int q = again; q > 0; q -= chunk, at.advance(slots)) {
-      full[at.slot].wait(at.phase);
-      map(at, q - chunk);
+      for (int q = again; q > 0; q -= chunk, at.advance(slots)) {
+        full[at.slot].wait(at.phase);
+        map(at, q - chunk);
+      }
     }
   }
 }
@@ -198,7 +218,8 @@ void launch_ring(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
   const std::int64_t packs = packs_of(rows.cols, kPerPack<D>, kLine);
   const int size = static_cast<int>(pieces(pieces(packs, plan.splits), kLine)) * kLine;
   const int chunks = static_cast<int>(pieces(size, chunk));
-  const Cut cut{size, chunks > slots ? (chunks - (slots - kAhead)) * chunk : 0};
+  const int kept = !Op::kMaps ? 0 : Op::kFolded == 0 || chunks <= slots ? chunks : slots - kAhead;
+  const Cut cut{size, (chunks - kept) * chunk};
   Launch launch{plan.threads + 32, plan.threads * plan.smem_packs * kPackBytes, plan.splits};
   launch.cooperative = plan.path == Path::split_k;
   launch.cluster = plan.splits > 1 && !launch.cooperative;
@@ -206,7 +227,7 @@ void launch_ring(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
   // balances blocks better than a stride does: 8192 x 32768 float16, 264 against 283 us.
   launch.persistent = launch.cooperative || slots > chunks;
   launch.hopper = true;
-  if (launch.cooperative) {
+  if (launch.cooperative && Op::kFolded > 0) {
     enqueue.zero(rows.workspace, rows.rows * plan.splits * kStateBytes);
   }
   enqueue.operator()<ring<Op, D>>("ring", rows.rows * plan.splits, launch, rows, plan.splits, slots,

@@ -7,51 +7,72 @@
 
 namespace jaxsoftmax::cuda {
 
-// Packs of every input that a lane has in flight.
-template <class Op>
-inline constexpr int kInFlight = 4 / Op::kInputs;
+// Packs that a lane has in flight, over the inputs that are read. A kernel that maps nothing has
+// registers for more, which it then folds together: float16 logsumexp 8192 x 50257 takes 194 us
+// with 6 at one time, 203 with 4, 204 with 4 folded one by one.
+inline constexpr int kInFlight = 4, kInFlightToFold = 6;
 
 // Blocks of kMaxThreads that the registers of a streaming kernel must leave room for on an SM.
 template <class D>
 inline constexpr int kStreamBlocks = sizeof(typename D::Numerics::Acc) == 8 ? 1 : 2;
 
-// visit(pack, its index) for this lane's share of the packs [from, to), in either order.
-template <class Op, class D, bool kBackwards, class Visit>
-__device__ void stream(const Rows& rows, const Window<D>& window, std::int64_t from,
-                       std::int64_t to, int lane, int lanes, const Visit& visit) {
-  const std::int64_t count = to - from;
-  const auto at = [&](std::int64_t i) { return kBackwards ? to - 1 - i : from + i; };
-  for (std::int64_t i = lane; i < count; i += kInFlight<Op> * lanes) {
-    Packs<Op, D> packs[kInFlight<Op>];
+// kAtOnce packs of a lane's share of a span of packs: those at `first`, and every `step` from
+// there, as far as `left` more packs go.
+template <class Op, class D, int kAtOnce>
+struct Batch {
+  Packs<Op, D> packs[kAtOnce];
+  std::int64_t first, left;
+  int lanes, step;
+
+  __device__ Batch(const Rows& rows, const Window<D>& window, std::int64_t first, std::int64_t left,
+                   int lanes, int step)
+      : first(first), left(left), lanes(lanes), step(step) {
 #pragma unroll
-    for (int u = 0; u < kInFlight<Op>; ++u) {
-      if (i + u * lanes < count) packs[u].load(rows, window, at(i + u * lanes));
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (has(u)) packs[u].load(rows, window, at(u));
+    }
+  }
+  __device__ bool has(int u) const { return u * lanes < left; }
+  __device__ std::int64_t at(int u) const { return first + u * step; }
+};
+
+// kOnly: the kernel maps nothing.
+template <class Op, class D, bool kOnly>
+__device__ void fold_span(const Rows& rows, const Window<D>& window, std::int64_t from,
+                          std::int64_t to, int lane, int lanes, typename Op::State& state) {
+  constexpr bool kTogether = kOnly && sizeof(typename D::Numerics::Acc) == 4;
+  constexpr int kAtOnce = (kTogether ? kInFlightToFold : kInFlight) / Op::kFolded;
+  for (std::int64_t i = lane; i < to - from; i += kAtOnce * lanes) {
+    Batch<Op, D, kAtOnce> batch(rows, window, from + i, to - from - i, lanes, lanes);
+    if constexpr (kTogether) {
+      if (batch.has(kAtOnce - 1) && window.whole(batch.at(0), batch.at(kAtOnce - 1) + 1)) {
+        constexpr int kSums = sizeof(typename D::Storage) == 2 && Op::kFolded == 1 ? 2 : 1;
+        fold_packs<Op, D, kAtOnce, kSums>(state, batch.packs);
+        continue;
+      }
     }
 #pragma unroll
-    for (int u = 0; u < kInFlight<Op>; ++u) {
-      if (i + u * lanes < count) {
-        packs[u].mask(window, at(i + u * lanes));
-        visit(packs[u], at(i + u * lanes));
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (batch.has(u)) {
+        batch.packs[u].mask(window, batch.at(u));
+        fold_packs<Op, D, 1>(state, {batch.packs[u]});
       }
     }
   }
 }
 
-template <class Op, class D>
-__device__ void fold_span(const Rows& rows, const Window<D>& window, std::int64_t from,
-                          std::int64_t to, int lane, int lanes, typename Op::State& state) {
-  stream<Op, D, false>(
-      rows, window, from, to, lane, lanes,
-      [&](const Packs<Op, D>& packs, std::int64_t) { fold_packs<Op, D, 1>(state, {packs}); });
-}
-
 // Backwards: what the fold read last is what L2 still holds.
-template <class Op, class D>
+template <class Op, class D, class Row>
 __device__ void map_span(const Rows& rows, const Window<D>& window, std::int64_t from,
-                         std::int64_t to, int lane, int lanes, const typename Op::Row& row) {
-  stream<Op, D, true>(
-      rows, window, from, to, lane, lanes,
-      [&](const Packs<Op, D>& packs, std::int64_t p) { packs.map(rows, window, p, row); });
+                         std::int64_t to, int lane, int lanes, const Row& row) {
+  constexpr int kAtOnce = kInFlight / Op::kInputs;
+  for (std::int64_t i = lane; i < to - from; i += kAtOnce * lanes) {
+    const Batch<Op, D, kAtOnce> batch(rows, window, to - 1 - i, to - from - i, lanes, -lanes);
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (batch.has(u)) batch.packs[u].map(rows, window, batch.at(u), row);
+    }
+  }
 }
 
 }  // namespace jaxsoftmax::cuda

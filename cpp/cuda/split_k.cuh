@@ -1,9 +1,11 @@
 // Split-k: a row is cut over `splits` blocks. A first kernel folds each piece into the workspace, a
-// second merges a row's states in every block that maps a piece of it.
+// second merges a row's states in every block that maps a piece of it, or in one if none is mapped.
+// An op that only maps needs the second alone.
 #pragma once
 
 #include "enqueue.cuh"
 #include "reduce.cuh"
+#include "row.cuh"
 #include "spans.cuh"
 
 namespace jaxsoftmax::cuda {
@@ -29,7 +31,7 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     const Window<D> window(rows, item / splits);
     const Piece piece(window.packs(), splits, static_cast<int>(item % splits));
     State state;
-    fold_span<Op>(rows, window, piece.from, piece.to, threadIdx.x, blockDim.x, state);
+    fold_span<Op, D, true>(rows, window, piece.from, piece.to, threadIdx.x, blockDim.x, state);
     reduce_row(state, blockDim.x, turn, scratch);
     if (threadIdx.x == 0) Slot<State>::at(rows, item).put(state);
   }
@@ -40,16 +42,24 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     split_k_map(Rows rows, int splits) {
   using State = typename Op::State;
   __shared__ Scratch<State> scratch;
-  wait_for_dependence();
+  const int parts = Op::kMaps ? splits : 1;
+  if constexpr (Op::kFolded > 0) wait_for_dependence();
   int turn = 0;
-  for (std::int64_t item = blockIdx.x; item < rows.rows * splits; item += gridDim.x, ++turn) {
-    const std::int64_t row = item / splits;
-    const int lane = threadIdx.x, lanes = blockDim.x;
-    State state = collect_slots<State>(rows, row, splits, lane, lanes, false);
-    reduce_row(state, lanes, turn, scratch);
-    const Window<D> window(rows, row);
-    const Piece piece(window.packs(), splits, static_cast<int>(item % splits));
-    map_span<Op>(rows, window, piece.from, piece.to, lane, lanes, Op::finish(state));
+  for (std::int64_t item = blockIdx.x; item < rows.rows * parts; item += gridDim.x, ++turn) {
+    const std::int64_t row = item / parts;
+    const int part = static_cast<int>(item % parts), lane = threadIdx.x, lanes = blockDim.x;
+    State state;
+    if constexpr (Op::kFolded > 0) {
+      state = collect_slots<State>(rows, row, splits, lane, lanes, false);
+      reduce_row(state, lanes, turn, scratch);
+    }
+    if (lane == 0 && part == 0) leave<Op, D>(rows, row, state);
+    if constexpr (Op::kMaps) {
+      const Window<D> window(rows, row);
+      const Piece piece(window.packs(), splits, part);
+      const auto finished = Op::finish(state, given<Op, D>(rows, row));
+      map_span<Op>(rows, window, piece.from, piece.to, lane, lanes, finished);
+    }
   }
 }
 
@@ -57,9 +67,12 @@ template <class Op, class D>
 void launch_split_k(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
   const std::int64_t blocks = rows.rows * plan.splits;
   Launch launch{plan.threads};
-  enqueue.operator()<split_k_fold<Op, D>>("split_k_fold", blocks, launch, rows, plan.splits);
-  launch.dependent = true;  // the map's launch overlaps the fold
-  enqueue.operator()<split_k_map<Op, D>>("split_k_map", blocks, launch, rows, plan.splits);
+  if constexpr (Op::kFolded > 0) {
+    enqueue.operator()<split_k_fold<Op, D>>("split_k_fold", blocks, launch, rows, plan.splits);
+    launch.dependent = true;  // the second launch overlaps the fold
+  }
+  enqueue.operator()<split_k_map<Op, D>>("split_k_map", Op::kMaps ? blocks : rows.rows, launch,
+                                         rows, plan.splits);
 }
 
 }  // namespace jaxsoftmax::cuda

@@ -1,9 +1,11 @@
-// Two-pass: a row of any length is folded, then read again (from L2 when it can) and mapped.
+// Two-pass: a row of any length is folded, then read again (from L2 when it can) and mapped; an op
+// that only folds or only maps reads it once.
 // A row is handled by `lanes` threads: a sub-warp or warp (several rows a block), or the block.
 #pragma once
 
 #include "enqueue.cuh"
 #include "reduce.cuh"
+#include "row.cuh"
 #include "spans.cuh"
 
 namespace jaxsoftmax::cuda {
@@ -23,9 +25,15 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     const Window<D> window(rows, row);
     const std::int64_t packs = row < rows.rows ? window.packs() : 0;
     State state;
-    fold_span<Op>(rows, window, 0, packs, lane, lanes, state);
-    reduce_row(state, lanes, turn, scratch);
-    map_span<Op>(rows, window, 0, packs, lane, lanes, Op::finish(state));
+    if constexpr (Op::kFolded > 0) {
+      fold_span<Op, D, !Op::kMaps>(rows, window, 0, packs, lane, lanes, state);
+      reduce_row(state, lanes, turn, scratch);
+    }
+    if (lane == 0 && row < rows.rows) leave<Op, D>(rows, row, state);
+    if constexpr (Op::kMaps) {
+      const auto finished = Op::finish(state, given<Op, D>(rows, row));
+      map_span<Op>(rows, window, 0, packs, lane, lanes, finished);
+    }
   }
 }
 

@@ -56,7 +56,7 @@ struct ConvertPairs {
   __device__ static float largest(const Pack& pack) {
     const unsigned word = Pair::larger(Pair::larger(pack.x, pack.y), Pair::larger(pack.z, pack.w));
     const float2 pair = Pair::widen(word);
-    return fmaxf(pair.x, pair.y);
+    return jaxsoftmax::larger(pair.x, pair.y);
   }
 };
 
@@ -66,7 +66,7 @@ struct HalfPair {
     return bit_cast<unsigned>(__floats2half2_rn(a, b));
   }
   __device__ static unsigned larger(unsigned a, unsigned b) {
-    return bit_cast<unsigned>(__hmax2(bit_cast<__half2>(a), bit_cast<__half2>(b)));
+    return bit_cast<unsigned>(__hmax2_nan(bit_cast<__half2>(a), bit_cast<__half2>(b)));
   }
 };
 
@@ -78,7 +78,8 @@ struct Bfloat16Pair {
     return bit_cast<unsigned>(__floats2bfloat162_rn(a, b));
   }
   __device__ static unsigned larger(unsigned a, unsigned b) {
-    return bit_cast<unsigned>(__hmax2(bit_cast<__nv_bfloat162>(a), bit_cast<__nv_bfloat162>(b)));
+    return bit_cast<unsigned>(
+        __hmax2_nan(bit_cast<__nv_bfloat162>(a), bit_cast<__nv_bfloat162>(b)));
   }
 };
 
@@ -208,8 +209,8 @@ struct Packs {
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) Convert<D>::unpack(raw[i], values[i]);
   }
-  template <bool kWhole = false, class Window, class Index>
-  __device__ void map(const Rows& rows, const Window& window, Index p, const typename Op::Row& row,
+  template <bool kWhole = false, class Window, class Index, class Row>
+  __device__ void map(const Rows& rows, const Window& window, Index p, const Row& row,
                       bool passing = false) const {
     Values values;
     unpack(values);
@@ -225,26 +226,30 @@ struct Packs {
   }
 };
 
-// Folds `count` packs of a lane as one, online.
-template <class Op, class D, int count>
+// Folds `count` packs of a lane online, of which `together` share an addition to the state.
+template <class Op, class D, int count, int together = count>
 __device__ void fold_packs(typename Op::State& state, const Packs<Op, D> (&packs)[count]) {
   constexpr int kN = kPerPack<D>;
   using Acc = typename D::Numerics::Acc;
-  Acc values[Op::kInputs][count * kN];
-#pragma unroll
-  for (int u = 0; u < count; ++u) {
-#pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) {
-      Convert<D>::unpack(packs[u].raw[i], *reinterpret_cast<Acc(*)[kN]>(&values[i][u * kN]));
-    }
-  }
   if constexpr (Op::State::kKeyed) {
     Acc key = Convert<D>::largest(packs[0].raw[0]);
 #pragma unroll
     for (int u = 1; u < count; ++u) key = larger(key, Convert<D>::largest(packs[u].raw[0]));
     state.raise(key);
   }
-  Op::fold(state, values);
+#pragma unroll
+  for (int from = 0; from < count; from += together) {
+    Acc values[Op::kInputs][together * kN];
+#pragma unroll
+    for (int u = 0; u < together; ++u) {
+#pragma unroll
+      for (int i = 0; i < Op::kInputs; ++i) {
+        Convert<D>::unpack(packs[from + u].raw[i],
+                           *reinterpret_cast<Acc(*)[kN]>(&values[i][u * kN]));
+      }
+    }
+    Op::fold(state, values);
+  }
 }
 
 }  // namespace jaxsoftmax::cuda

@@ -1,0 +1,11 @@
+// Every kernel of the op log_softmax.
+#include "launch.cuh"
+
+namespace jaxsoftmax::cuda {
+
+Failure launch_log_softmax(DType dtype, const Rows& rows, const Plan& plan, Stage stage,
+                           cudaStream_t stream) {
+  return launch<LogSoftmax>(dtype, rows, plan, stage, stream);
+}
+
+}  // namespace jaxsoftmax::cuda
