@@ -61,7 +61,7 @@ def test_bounds_are_as_stated(op, x, largest, dtype):
     expected = Expected(op, share_inputs(op, x) if op in SHARES else (x,))
     stated = ULPS[dtype.name] * spacing(np.asarray(largest), dtype)
     if op.startswith("log_") or op == "logsumexp":
-        stated = stated + compute_epsilon(dtype)
+        stated = stated + (2.0**-51 if dtype == np.float64 else 2.0**-23)
     if op == "logsumexp_bwd":
         stated = stated + smallest_normal(arithmetic(dtype))
     assert expected.bound[0, -1] == stated
