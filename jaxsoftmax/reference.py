@@ -38,7 +38,9 @@ def log_softmax_stats(x: jax.Array, axes: Axes = -1) -> tuple[jax.Array, jax.Arr
 
 def logsumexp_stats(x: jax.Array, axes: Axes = -1) -> tuple[jax.Array, jax.Array]:
     """The same, but beside an infinite maximum the sum is 1: finite elements have a gradient."""
+    (x,) = _wide(x)
     top, total = log_softmax_stats(x, axes)
+    top = jnp.where(jnp.any(jnp.isnan(x), axes), jnp.nan, top)  # XLA's maximum may overlook one
     return top, jnp.where(jnp.isinf(top), 1, total)
 
 
@@ -115,21 +117,23 @@ def _log_softmax_jvp(axes, primals, tangents):  # type: ignore[no-untyped-def]
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def logsumexp(x: jax.Array, axes: Axes = -1, where: jax.Array | None = None) -> jax.Array:
     """max + log(sum of exp(x - max)) over `axes`, which it removes, of the elements in `where`."""
-    _, total, top = _shifted(_wide(x)[0], axes, where)
-    y = jnp.where(jnp.isinf(top), top, top + jnp.log(total))
-    return _squeeze(y, axes).astype(x.dtype)
+    dtype = x.dtype
+    if where is not None:
+        x = jnp.where(where, x, -jnp.inf)
+    top, total = logsumexp_stats(x, axes)
+    return jnp.where(jnp.isinf(top), top, top + jnp.log(total)).astype(dtype)
 
 
 @logsumexp.defjvp
 def _logsumexp_jvp(axes, primals, tangents):  # type: ignore[no-untyped-def]
     x, where = primals
     (wide,), (x_dot,) = _wide(x), _wide(tangents[0])
-    if where is None:
-        y_dot = logsumexp_jvp(x_dot, wide, *logsumexp_stats(wide, axes), axes)
-    else:
-        p = softmax(wide, axes, where)
-        y_dot = jnp.sum(jnp.where(where, p * x_dot, 0), axes)
-    return logsumexp(x, axes, where), y_dot.astype(x.dtype)
+    if where is not None:
+        wide, x_dot = jnp.where(where, wide, -jnp.inf), jnp.where(where, x_dot, 0)
+    p = _probability(wide, *logsumexp_stats(wide, axes), axes)
+    if where is not None:
+        p = jnp.where(where, p, 0)
+    return logsumexp(x, axes, where), jnp.sum(p * x_dot, axes).astype(x.dtype)
 
 
 def _probability(x: jax.Array, top: jax.Array, total: jax.Array, axes: Axes) -> jax.Array:

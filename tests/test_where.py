@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +83,20 @@ def test_what_is_masked_does_not_leak(name, bad):
         assert (y[1] == EMPTY[name]).all() and np.isfinite(y[2]).all()
         if name != "logsumexp":
             assert (y[~where] == EMPTY[name]).all()
+
+
+@every_function
+def test_specials_that_a_mask_keeps(name):
+    """Rows with NaN, infinities or both, longer than XLA's vectors: value and gradient as jax.nn
+    without the mask."""
+    x = np.concatenate([cases.make(case, 5, 333, np.dtype("float32")) for case in cases.SPECIAL])
+    where = np.ones(333, bool)
+    ct = np.ones(x.shape[: 1 if name == "logsumexp" else 2], np.float32)
+    (y, dx), (want_y, want_dx) = values_and_vjps([ours(name, where=where), theirs(name)], x, ct)
+    for got, want in ((y, want_y), (dx, want_dx)):
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        np.testing.assert_array_equal(np.isposinf(got), np.isposinf(want))
+        np.testing.assert_array_equal(np.isneginf(got), np.isneginf(want))
 
 
 @every_function

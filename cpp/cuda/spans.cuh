@@ -36,6 +36,15 @@ struct Batch {
   __device__ std::int64_t at(int u) const { return first + u * step; }
 };
 
+template <class Op, class D, int kAtOnce, class Row>
+__device__ void map_batch(const Rows& rows, const Window<D>& window,
+                          const Batch<Op, D, kAtOnce>& batch, const Row& row) {
+#pragma unroll
+  for (int u = 0; u < kAtOnce; ++u) {
+    if (batch.has(u)) batch.packs[u].map(rows, window, batch.at(u), row);
+  }
+}
+
 // kOnly: the kernel maps nothing.
 template <class Op, class D, bool kOnly>
 __device__ void fold_span(const Rows& rows, const Window<D>& window, std::int64_t from,
@@ -68,10 +77,25 @@ __device__ void map_span(const Rows& rows, const Window<D>& window, std::int64_t
   constexpr int kAtOnce = kInFlight / Op::kInputs;
   for (std::int64_t i = lane; i < to - from; i += kAtOnce * lanes) {
     const Batch<Op, D, kAtOnce> batch(rows, window, to - 1 - i, to - from - i, lanes, -lanes);
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      if (batch.has(u)) batch.packs[u].map(rows, window, batch.at(u), row);
-    }
+    map_batch(rows, window, batch, row);
+  }
+}
+
+// The same where registers allow the first loads before finish(), which gives the row; all of the
+// lanes call it.
+template <class Op, class D, class Finish>
+__device__ void load_and_map_span(const Rows& rows, const Window<D>& window, std::int64_t from,
+                                  std::int64_t to, int lane, int lanes, const Finish& finish) {
+  using Packs = Batch<Op, D, kInFlight / Op::kInputs>;
+  const auto load = [&](std::int64_t i) {
+    return Packs(rows, window, to - 1 - i, to - from - i, lanes, -lanes);
+  };
+  std::int64_t i = lane;
+  Packs batch = load(i);
+  const typename Op::Row row = finish();
+  for (; i < to - from; batch = load(i)) {
+    map_batch(rows, window, batch, row);
+    i += kInFlight / Op::kInputs * lanes;
   }
 }
 

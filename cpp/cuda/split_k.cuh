@@ -43,22 +43,28 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
   using State = typename Op::State;
   __shared__ Scratch<State> scratch;
   const int parts = Op::kMaps ? splits : 1;
-  if constexpr (Op::kFolded > 0) wait_for_dependence();
   int turn = 0;
   for (std::int64_t item = blockIdx.x; item < rows.rows * parts; item += gridDim.x, ++turn) {
     const std::int64_t row = item / parts;
     const int part = static_cast<int>(item % parts), lane = threadIdx.x, lanes = blockDim.x;
-    State state;
-    if constexpr (Op::kFolded > 0) {
-      state = collect_slots<State>(rows, row, splits, lane, lanes, false);
-      reduce_row(state, lanes, turn, scratch);
-    }
-    if (lane == 0 && part == 0) leave<Op, D>(rows, row, state);
+    const auto merge = [&] {
+      State state;
+      if constexpr (Op::kFolded > 0) {
+        if (turn == 0) wait_for_dependence();
+        state = collect_slots<State>(rows, row, splits, lane, lanes, false);
+        reduce_row(state, lanes, turn, scratch);
+      }
+      if (lane == 0 && part == 0) leave<Op, D>(rows, row, state);
+      return state;
+    };
     if constexpr (Op::kMaps) {
       const Window<D> window(rows, row);
       const Piece piece(window.packs(), splits, part);
-      const auto finished = Op::finish(state, given<Op, D>(rows, row));
-      map_span<Op>(rows, window, piece.from, piece.to, lane, lanes, finished);
+      const auto known = given<Op, D>(rows, row);
+      load_and_map_span<Op, D>(rows, window, piece.from, piece.to, lane, lanes,
+                               [&] { return Op::finish(merge(), known); });
+    } else {
+      merge();
     }
   }
 }

@@ -31,8 +31,12 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
     }
     if (lane == 0 && row < rows.rows) leave<Op, D>(rows, row, state);
     if constexpr (Op::kMaps) {
-      const auto finished = Op::finish(state, given<Op, D>(rows, row));
-      map_span<Op>(rows, window, 0, packs, lane, lanes, finished);
+      const auto finish = [&] { return Op::finish(state, given<Op, D>(rows, row)); };
+      if constexpr (Op::kFolded == 0) {
+        load_and_map_span<Op, D>(rows, window, 0, packs, lane, lanes, finish);
+      } else {
+        map_span<Op>(rows, window, 0, packs, lane, lanes, finish());
+      }
     }
   }
 }
