@@ -224,8 +224,8 @@ struct SoftmaxBwd {
   JAXSOFTMAX_HD static Acc map(const Acc (&v)[2], const Row& row) { return v[0] * (v[1] - row.t); }
 };
 
-// e^(x - max) / sum * by for a row's x, with |by| / sum as one factor: a rounding less, and only
-// the product may underflow. What is not finite stays apart, so that 0 * inf is NaN.
+// e^(x - max) / sum * by for a row's x, with |by| / sum as one factor: a rounding less. What is not
+// finite stays apart, so that 0 * inf is NaN.
 template <class N>
 struct Scaled {
   using Acc = typename N::Acc;

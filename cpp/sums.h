@@ -95,7 +95,7 @@ struct DoubleSum {
   JAXSOFTMAX_HD double total() const { return value; }
 };
 
-// For 16-bit dtypes the few additions across lanes need no error term.
+// For the results of 16-bit dtypes the few additions across lanes need no error term.
 struct FastSum : CompensatedSum<float> {
   struct Merged {
     float value;

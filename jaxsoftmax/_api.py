@@ -115,26 +115,45 @@ def logsumexp(
         _plan.check_path(path)
         _check_where("logsumexp", where)
         return jax.nn.logsumexp(a, axis, b, keepdims, return_sign, where)
+    return _logsumexp(a, axis, keepdims, where, path, _WITH_VJP)
+
+
+def primitive_softmax(
+    x: jax.typing.ArrayLike, axis: Axis = -1, *, path: _plan.PathLike = None
+) -> jax.Array:
+    """`softmax` without its custom_vjp: forward mode works, and grad runs the same two kernels."""
+    return _call("softmax", x, axis, None, path, _WITHOUT_VJP)
+
+
+def primitive_log_softmax(
+    x: jax.typing.ArrayLike, axis: Axis = -1, *, path: _plan.PathLike = None
+) -> jax.Array:
+    """`log_softmax` without its custom_vjp: forward mode works, grad runs the same two kernels."""
+    return _call("log_softmax", x, axis, None, path, _WITHOUT_VJP)
+
+
+def primitive_logsumexp(
+    a: jax.typing.ArrayLike,
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+    path: _plan.PathLike = None,
+) -> jax.Array:
+    """`logsumexp` without its custom_vjp: forward mode works, grad runs the same two kernels."""
+    return _logsumexp(a, axis, keepdims, None, path, _WITHOUT_VJP)
+
+
+def _logsumexp(
+    a: Any, axis: Axis, keepdims: bool, where: Any, path: Any, kernels: dict[str, Any]
+) -> jax.Array:
     a = array("logsumexp", "a", a)
     if a.dtype == jnp.bool_:
         a = a.astype(jnp.float32)
-    y = _call("logsumexp", a, axis, where, path, _WITH_VJP)
-    if not keepdims:
-        return y
-    ndim = a.ndim if where is None else max(a.ndim, jnp.ndim(where))
-    return jnp.expand_dims(y, canonical_axes("logsumexp", axis, ndim))
-
-
-def without_vjp(name: str) -> Callable[..., jax.Array]:
-    """A public function of one op without its custom_vjp: forward mode works, and grad runs the
-    same two kernels."""
-
-    def function(x: Any, axis: Axis = -1, *, path: _plan.PathLike = None) -> jax.Array:
-        return _call(name, x, axis, None, path, _WITHOUT_VJP)
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"`jaxsoftmax.{name}` without its custom_vjp: jvp, jacfwd, linearize work."
-    return function
+    where = _check_where("logsumexp", where)
+    if where is not None:  # whose axes are those of the two together
+        a, where = _broadcast("logsumexp", a, where)
+    y = _call("logsumexp", a, axis, where, path, kernels)
+    return jnp.expand_dims(y, canonical_axes("logsumexp", axis, a.ndim)) if keepdims else y
 
 
 def _call(
@@ -154,12 +173,7 @@ def _call(
         return getattr(jax.nn, name)(x, axis, where=where)
     formula = getattr(reference, name)
     if where is not None:
-        try:
-            shape = jnp.broadcast_shapes(x.shape, where.shape)
-        except ValueError:
-            shapes = f"{where.shape} to x's {x.shape}"
-            raise ValueError(f"{name}: where cannot be broadcast from {shapes}") from None
-        x, where = jnp.broadcast_to(x, shape), jnp.broadcast_to(where, shape)
+        x, where = _broadcast(name, x, where)
         return formula(x, canonical_axes(name, axis, x.ndim), where)
     if not axes or x.dtype.name not in _plan.DTYPES:
         return formula(x, axes, None)
@@ -176,6 +190,15 @@ def _check_where(name: str, where: Any) -> Any:
         got = where.dtype.name
         raise ValueError(f"{name}: where must be None or a boolean array, got {got}")
     return where
+
+
+def _broadcast(name: str, x: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
+    try:
+        shape = jnp.broadcast_shapes(x.shape, where.shape)
+    except ValueError:
+        shapes = f"{where.shape} to x's {x.shape}"
+        raise ValueError(f"{name}: where cannot be broadcast from {shapes}") from None
+    return jnp.broadcast_to(x, shape), jnp.broadcast_to(where, shape)
 
 
 def _check_forced(name: str, x: jax.Array, axes: tuple[int, ...], path: _plan.PathLike) -> None:

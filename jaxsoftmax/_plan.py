@@ -58,8 +58,8 @@ def plan(
 
     outer is None (or symbolic) when the number of rows is unknown; a symbolic n takes two_pass.
     limits is None (the attached GPU, else the CPU; whatever JAX_PLATFORMS says), a preset's name or
-    a `Limits`. path forces a
-    path, a seed kernel or a whole Plan; ValueError if it cannot hold the row.
+    a `Limits`. path forces a path, a seed kernel or a whole Plan; ValueError if it cannot hold the
+    row.
     """
     asked = find_op(op)
     dtype = dtype_name(dtype)

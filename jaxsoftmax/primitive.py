@@ -4,10 +4,8 @@ JAX cannot give a function with a custom_vjp a forward mode. These have one, tak
 their gradient runs the same two kernels.
 """
 
-from ._api import without_vjp as _without_vjp
-
-softmax = _without_vjp("softmax")
-log_softmax = _without_vjp("log_softmax")
-logsumexp = _without_vjp("logsumexp")
+from ._api import primitive_log_softmax as log_softmax
+from ._api import primitive_logsumexp as logsumexp
+from ._api import primitive_softmax as softmax
 
 __all__ = ["log_softmax", "logsumexp", "softmax"]

@@ -67,6 +67,15 @@ def test_where(name, mask):
         jax.tree.map(close, *found)
 
 
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [0, 3, -4, (0, -1), None], ids=str)
+def test_axes_of_logsumexp_are_those_of_the_mask_too(axis, keepdims):
+    a, where = X[:, None, :], np.arange(2)[:, None, None, None] + np.arange(4) > 0
+    assert a.ndim < where.ndim
+    options = {"where": where, "keepdims": keepdims}
+    close(ours("logsumexp", axis, **options)(a), theirs("logsumexp", axis, **options)(a))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @every_function
 def test_what_is_masked_does_not_leak(name, bad):
