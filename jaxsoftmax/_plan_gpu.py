@@ -25,8 +25,9 @@ from ._plan_cut import HIGH_THREADS, LOW_THREADS, SPLIT_PACKS, split
 from ._plan_parts import clamp, clusters, lanes_of, power_of_2, unknown_columns
 
 # How a GPU's rows are planned. `size` counts packs of a row; behind each threshold stands a shape
-# with the us of the choice and of the next best, from bench/results/NVIDIA-H200_plans.json, or for
-# devices without clusters from NVIDIA-H200_plans_without_clusters.json.
+# with the us of the choice and of the next best, from bench/results/NVIDIA-H200_plans.json, for ops
+# other than softmax and its gradient from NVIDIA-H200_plans_of_new_ops.json, for devices without
+# clusters from NVIDIA-H200_plans_without_clusters.json.
 
 # Packs of each input that a lane keeps in registers where a block or less has the row: (rows up to
 # so many packs, so many a lane).
