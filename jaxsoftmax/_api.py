@@ -47,7 +47,7 @@ def softmax(
     `jaxsoftmax.primitive.softmax`. hessian, and jvp of a gradient, are possible here.
     Online softmax: Milakov and Gimelshein, arXiv:1805.02867.
     """
-    return _call("softmax", x, axis, where, path, _WITH_VJP)
+    return call("softmax", x, axis, where, path, WITH_VJP)
 
 
 def log_softmax(
@@ -74,7 +74,7 @@ def log_softmax(
     bits, 4 in 32 and 64, and near 0 within 2^-23), and in the gradient, which is computed from x
     and two numbers a row: no output is kept for it, and none of its rounding enters.
     """
-    return _call("log_softmax", x, axis, where, path, _WITH_VJP)
+    return call("log_softmax", x, axis, where, path, WITH_VJP)
 
 
 def logsumexp(
@@ -115,48 +115,24 @@ def logsumexp(
         _plan.check_path(path)
         _check_where("logsumexp", where)
         return jax.nn.logsumexp(a, axis, b, keepdims, return_sign, where)
-    return _logsumexp(a, axis, keepdims, where, path, _WITH_VJP)
+    return call_logsumexp(a, axis, keepdims, where, path, WITH_VJP)
 
 
-def primitive_softmax(
-    x: jax.typing.ArrayLike, axis: Axis = -1, *, path: _plan.PathLike = None
-) -> jax.Array:
-    """`softmax` without its custom_vjp: forward mode works, and grad runs the same two kernels."""
-    return _call("softmax", x, axis, None, path, _WITHOUT_VJP)
-
-
-def primitive_log_softmax(
-    x: jax.typing.ArrayLike, axis: Axis = -1, *, path: _plan.PathLike = None
-) -> jax.Array:
-    """`log_softmax` without its custom_vjp: forward mode works, grad runs the same two kernels."""
-    return _call("log_softmax", x, axis, None, path, _WITHOUT_VJP)
-
-
-def primitive_logsumexp(
-    a: jax.typing.ArrayLike,
-    axis: Axis = None,
-    *,
-    keepdims: bool = False,
-    path: _plan.PathLike = None,
-) -> jax.Array:
-    """`logsumexp` without its custom_vjp: forward mode works, grad runs the same two kernels."""
-    return _logsumexp(a, axis, keepdims, None, path, _WITHOUT_VJP)
-
-
-def _logsumexp(
+def call_logsumexp(
     a: Any, axis: Axis, keepdims: bool, where: Any, path: Any, kernels: dict[str, Any]
 ) -> jax.Array:
+    """logsumexp, by its kernel or its formula, on arguments as the user gave them."""
     a = array("logsumexp", "a", a)
     if a.dtype == jnp.bool_:
         a = a.astype(jnp.float32)
     where = _check_where("logsumexp", where)
     if where is not None:  # whose axes are those of the two together
         a, where = _broadcast("logsumexp", a, where)
-    y = _call("logsumexp", a, axis, where, path, kernels)
+    y = call("logsumexp", a, axis, where, path, kernels)
     return jnp.expand_dims(y, canonical_axes("logsumexp", axis, a.ndim)) if keepdims else y
 
 
-def _call(
+def call(
     name: str, x: Any, axis: Axis, where: Any, path: Any, kernels: dict[str, Callable[..., Any]]
 ) -> jax.Array:
     """One op, by its kernel or its formula, on arguments as the user gave them."""
@@ -238,8 +214,8 @@ def _with_vjp(name: str) -> Callable[..., jax.Array]:
     return function
 
 
-_WITH_VJP = {name: _with_vjp(name) for name, op in OPS.items() if op.residuals}
-_WITHOUT_VJP = {
+WITH_VJP = {name: _with_vjp(name) for name, op in OPS.items() if op.residuals}
+WITHOUT_VJP = {
     name: lambda x, axes, path, n=name: _primitive.bind(n, x, axes=axes, path=path)
-    for name in _WITH_VJP
+    for name in WITH_VJP
 }

@@ -4,8 +4,30 @@ JAX cannot give a function with a custom_vjp a forward mode. These have one, tak
 their gradient runs the same two kernels.
 """
 
-from ._api import primitive_log_softmax as log_softmax
-from ._api import primitive_logsumexp as logsumexp
-from ._api import primitive_softmax as softmax
+from __future__ import annotations
+
+import jax
+
+from . import _api
+from ._api import WITHOUT_VJP
+from ._arguments import Axis
+from ._plan import PathLike
 
 __all__ = ["log_softmax", "logsumexp", "softmax"]
+
+
+def softmax(x: jax.typing.ArrayLike, axis: Axis = -1, *, path: PathLike = None) -> jax.Array:
+    """`jaxsoftmax.softmax` without its custom_vjp; arguments, result and errors are the same."""
+    return _api.call("softmax", x, axis, None, path, WITHOUT_VJP)
+
+
+def log_softmax(x: jax.typing.ArrayLike, axis: Axis = -1, *, path: PathLike = None) -> jax.Array:
+    """`jaxsoftmax.log_softmax` without its custom_vjp; arguments and result are the same."""
+    return _api.call("log_softmax", x, axis, None, path, WITHOUT_VJP)
+
+
+def logsumexp(
+    a: jax.typing.ArrayLike, axis: Axis = None, keepdims: bool = False, *, path: PathLike = None
+) -> jax.Array:
+    """`jaxsoftmax.logsumexp` without its custom_vjp; arguments and result are the same."""
+    return _api.call_logsumexp(a, axis, keepdims, None, path, WITHOUT_VJP)
