@@ -1,7 +1,7 @@
 """Command line: check every path against the oracle, time the ops and their gradients, report.
 
     python3 -m bench [--quick] [--dtype NAME] [--op OP] [--shapes 128x1024,...] [--out DIR]
-    python3 -m bench --seed-table | --regret | --cliffs | --traffic | --loss
+    python3 -m bench --seed-table | --regret | --cliffs | --traffic | --loss | --patterns
     python3 -m bench --peers FILE.csv [--from RESULT.json]
 
 Exit status: 0 all right, 1 a wrong result or a measurement that failed, 2 a bad option.
@@ -10,7 +10,9 @@ Exit status: 0 all right, 1 a wrong result or a measurement that failed, 2 a bad
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 try:
     import jax
@@ -21,7 +23,19 @@ try:
 except ImportError as error:
     sys.exit(f'{error}: run python3 -m pip install ".[bench]" first')
 
-from . import cliffs, loss, ops, peers, regret, report, shapes, table, traffic
+from . import (
+    cliffs,
+    loss,
+    ops,
+    pattern_cases,
+    patterns,
+    peers,
+    regret,
+    report,
+    shapes,
+    table,
+    traffic,
+)
 from .timing import on_gpu
 
 MODES = {
@@ -30,19 +44,21 @@ MODES = {
     "cliffs": (cliffs.run, "time a byte on both sides of powers of two and of thresholds"),
     "traffic": (traffic.run, "DRAM bytes of each kind of plan, counted by ncu"),
     "loss": (loss.run, "a language model's loss and its gradient, in two forms, ours and jax.nn's"),
+    "patterns": (patterns.run, "scaled, masked, causal attention, other axes: ours and jax.nn's"),
 }
+OF_THEIR_OWN = ("loss", "patterns")  # ops, in bfloat16
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python3 -m bench", description=__doc__.split("\n")[0])
     names = ", ".join(_plan.DTYPES)
     parser.add_argument("--quick", action="store_true", help="few shapes, under a minute")
-    parser.add_argument(
-        "--dtype", help=f"{names} (default: float16 on a GPU, else float32; --loss bfloat16)"
-    )
+    text = "default: float16 on a GPU, else float32; --loss and --patterns bfloat16"
+    parser.add_argument("--dtype", help=f"{names} ({text})")
     text = "both: softmax and softmax_bwd, the default; with --regret and --cliffs softmax"
     parser.add_argument("--op", choices=tuple(ops.CHOICES), help=text)
-    parser.add_argument("--shapes", help="ROWSxCOLUMNS, separated by commas, instead of the grid")
+    text = "ROWSxCOLUMNS, separated by commas, instead of the grid; --patterns: some of its shapes"
+    parser.add_argument("--shapes", help=text)
     modes = parser.add_mutually_exclusive_group()
     for name, (_, text) in MODES.items():
         modes.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
@@ -54,17 +70,21 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.mode = next((name for name in MODES if getattr(args, name)), None)
     args.check_dtypes = [args.dtype] if args.dtype else list(_plan.DTYPES)
-    default = "bfloat16" if args.loss else "float16" if on_gpu() else "float32"
+    of_their_own = args.mode in OF_THEIR_OWN
+    default = "bfloat16" if of_their_own else "float16" if on_gpu() else "float32"
     args.dtype = args.dtype or default
     if args.dtype not in _plan.DTYPES:
         parser.exit(2, f"unknown dtype {args.dtype!r}: one of {names}\n")
     if args.source and not args.peers:
         parser.exit(2, "--from is for --peers\n")
-    if args.op and args.loss:
-        parser.exit(2, "--loss has ops of its own: --op is for the other tables\n")
+    if args.op and of_their_own:
+        parser.exit(2, f"--{args.mode} has ops of its own: --op is for the other tables\n")
     args.ops = ops.CHOICES[args.op or ("softmax" if args.mode in ("regret", "cliffs") else "both")]
     try:
-        args.grid = shapes.parse(args.shapes) if args.shapes else list(grid(args))
+        args.grid = list(grid(args))
+        if args.shapes:
+            parse = partial(pattern_cases.parse, known=args.grid) if args.patterns else shapes.parse
+            args.grid = parse(args.shapes)
         args.peers = peers.read(args.peers) if args.peers else None
         args.source = json.loads(args.source.read_text()) if args.source else None
     except (ValueError, OSError) as error:
@@ -72,7 +92,10 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def grid(args: argparse.Namespace) -> tuple[shapes.Shape, ...]:
+def grid(args: argparse.Namespace) -> tuple[Any, ...]:
+    """Shapes, or with --patterns groups."""
+    if args.patterns:
+        return pattern_cases.grid(on_gpu(), args.quick)
     if args.loss:
         return shapes.loss(on_gpu(), args.quick)
     if not on_gpu():

@@ -12,9 +12,16 @@ import math
 from collections.abc import Iterator
 
 import jaxsoftmax
-from jaxsoftmax import Plan, _legal, _plan
-from jaxsoftmax._legal import CHUNK, MAX_SLOTS, MAX_THREADS, MIN_SLOTS, PACK, STATIC_SMEM
+from jaxsoftmax import Plan, _legal, _plan, _plan_spec
 from jaxsoftmax._limits import KIB, Limits
+from jaxsoftmax._plan_spec import (
+    CHUNK,
+    MAX_SLOTS,
+    MAX_THREADS,
+    MIN_SLOTS,
+    PACK,
+    STATIC_SMEM,
+)
 
 from .plans import KINDS, kind
 
@@ -50,7 +57,7 @@ def by_kind(op: str, dtype: str, rows: int, n: int, limits: Limits) -> dict[str,
 
 def _gpu(op: str, dtype: str, rows: int, n: int, limits: Limits) -> Iterator[Plan]:
     row = _legal.find_op(op)
-    shape = _Shape(row.inputs, rows, max(_legal.packs(n, dtype), 1), limits)
+    shape = _Shape(row.inputs, rows, max(_plan_spec.packs(n, dtype), 1), limits)
     yield from shape.in_registers()
     yield from shape.in_registers_and_shared()
     yield from shape.in_rings()
@@ -90,7 +97,7 @@ class _Shape:
         return counts
 
     def in_registers(self) -> Iterator[Plan]:
-        for depth in _legal.REGISTERS:
+        for depth in _plan_spec.REGISTERS:
             most = MAX_THREADS if depth <= 4 else MAX_THREADS // 2
             if self.k * depth > 32 or depth > 4 * self.size:
                 continue

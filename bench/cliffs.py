@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 import jaxsoftmax
-from jaxsoftmax._legal import PACK
 from jaxsoftmax._limits import Limits
+from jaxsoftmax._plan_spec import PACK
 
 from . import check, ops, programs, report, runs
 from .plans import describe, kind

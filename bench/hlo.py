@@ -3,6 +3,7 @@
 An array is known by its number of elements. Reshapes that move nothing are free; a fusion that only
 gathers from an array does not go over it; a scatter whose operand is its result's buffer changes it
 in place (where that buffer is still needed, XLA puts a copy before it, which is found as a pass).
+A matrix product is known as such, also in a fusion or a library's call.
 """
 
 import math
@@ -16,6 +17,7 @@ ENDS = ("async-done", "async-update", "copy-done")  # of what is counted where i
 SPARSE = ("gather", "dynamic-slice", "scatter", "dynamic-update-slice")  # in their operand 0
 UPDATES = ("scatter", "dynamic-update-slice")
 OURS = "jaxsoftmax"
+PRODUCTS = ("cublas", "matmul", "gemm")  # in the targets of libraries' calls
 SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 
 
@@ -107,6 +109,8 @@ class _Reader:
                 what = "pass" if dense or self.big(i.results) else "gather"
                 if i.target.startswith(OURS):
                     what = "kernel"
+                elif self.is_product(i):
+                    what = "product"
                 elif not dense and self.big(i.results) and self.in_place(i):
                     what = "in place"
                 found = {"name": i.name, "opcode": i.opcode, "what": what, "target": i.target}
@@ -128,6 +132,12 @@ class _Reader:
                 ):
                     return True
         return False
+
+    def is_product(self, i: Instruction) -> bool:
+        if i.opcode == "dot" or any(name in i.target for name in PRODUCTS):
+            return True
+        inner = self.computations.get(i.computation, []) if i.opcode == "fusion" else []
+        return any(self.is_product(x) for x in inner)
 
     def in_place(self, i: Instruction) -> bool:
         """Whether all that an instruction writes of that size is its own operand, changed."""
@@ -156,6 +166,7 @@ def _source(i: Instruction, by_name: dict[str, Instruction]) -> Instruction:
 
 def traffic(text: str, elements: int) -> list[dict[str, Any]]:
     """The instructions that touch an array of so many elements, in order. `what`: "kernel", ours;
-    "pass", over the whole array; "in place", a scatter; "gather", a few elements read."""
+    "product", of matrices; "pass", over the whole array; "in place", a scatter; "gather", a few
+    elements read."""
     reader = _Reader(text, elements)
     return list(reader.each(reader.entry))

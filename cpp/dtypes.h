@@ -1,5 +1,5 @@
-// One struct per dtype: how it is stored, the Numerics that serve it, and host conversions.
-// (Device conversions work on whole packs: cuda/vec.cuh.)
+// One struct per dtype: how it is stored, the Numerics that serve it, and conversions of one
+// element. (Device conversions work on whole packs: cuda/vec.cuh.)
 #pragma once
 
 #include "numerics.h"
@@ -15,6 +15,8 @@ JAXSOFTMAX_HD To bit_cast(From from) {
 }
 
 struct F32 {
+  using Base = F32;
+  static constexpr bool kLoaded = false;
   using Numerics = ExactFloat;
   using Storage = float;
   JAXSOFTMAX_HD static float to_acc(float v) { return v; }
@@ -22,6 +24,8 @@ struct F32 {
 };
 
 struct F64 {
+  using Base = F64;
+  static constexpr bool kLoaded = false;
   using Numerics = ExactDouble;
   using Storage = double;
   JAXSOFTMAX_HD static double to_acc(double v) { return v; }
@@ -29,6 +33,8 @@ struct F64 {
 };
 
 struct BF16 {
+  using Base = BF16;
+  static constexpr bool kLoaded = false;
   using Numerics = FastFloat;
   using Storage = std::uint16_t;
   JAXSOFTMAX_HD static float to_acc(Storage v) {
@@ -42,6 +48,8 @@ struct BF16 {
 };
 
 struct F16 {
+  using Base = F16;
+  static constexpr bool kLoaded = false;
   using Numerics = FastHalf;
   using Storage = std::uint16_t;
   // Normals move exponent and mantissa into a float's; subnormals are an integer times 2^-24 (a
@@ -69,6 +77,17 @@ struct F16 {
     half = v == v ? half : 0x7e00u;
     return static_cast<Storage>(half | ((bits >> 16) & 0x8000u));
   }
+};
+
+// The same dtype read and written through a Loading of view.h.
+template <class D>
+struct Loaded : D {
+  static constexpr bool kLoaded = true;
+};
+template <>
+struct Loaded<F16> : F16 {
+  static constexpr bool kLoaded = true;
+  using Numerics = FastFloat;  // a scale may take values beyond float16's
 };
 
 }  // namespace jaxsoftmax

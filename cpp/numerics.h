@@ -2,7 +2,8 @@
 //
 //   Numerics      dtypes     computes in   e^(x - m)                     carries sums in
 //   FastHalf      float16    float         one rounding of x - m         two floats
-//   FastFloat     bfloat16   float         one rounding of x - m         two floats
+//   FastFloat     bfloat16,  float         one rounding of x - m         two floats
+//                 scaled float16
 //   ExactFloat    float32    float         x - m and its rounding error  double
 //   ExactDouble   float64    double        x - m and its rounding error  two doubles
 //

@@ -19,6 +19,9 @@
 //   map(values, row)               one element of the output from values[kInputs]
 //   kept_factor(state, row), map_kept(kept, factor)   the same from what a lane's fold left
 //   result(state), stats(state)    a row's output (not kMaps), its statistics (kStats)
+//   kScaledInput, kScalesOutput    what a scale multiplies: an input as it is read (-1: none), or
+//                                  what the map gives
+//   masked()                       what the output has where a mask leaves an element out (kMaps)
 #pragma once
 
 #include "numerics.h"
@@ -123,7 +126,8 @@ template <class N, bool kLog>
 struct SumOfExp {
   using Acc = typename N::Acc;
   using State = MaxSum<N, kLog>;
-  static constexpr int kInputs = 1, kFolded = 1, kGiven = 0;
+  static constexpr int kInputs = 1, kFolded = 1, kGiven = 0, kScaledInput = 0;
+  static constexpr bool kScalesOutput = false;
 
   JAXSOFTMAX_HD static Acc pad(int) { return -infinity<Acc>(); }
 
@@ -147,6 +151,7 @@ struct Softmax : SumOfExp<N, false> {
     typename N::Reciprocal r;
   };
 
+  JAXSOFTMAX_HD static Acc masked() { return Acc(0); }
   JAXSOFTMAX_HD static Row finish(const State& state, const Given<Acc, 0>&) {
     return {state.m, N::reciprocal(state.s, state.m)};
   }
@@ -172,6 +177,7 @@ struct LogSoftmax : SumOfExp<N, true> {
     Acc m, log;
   };
 
+  JAXSOFTMAX_HD static Acc masked() { return -infinity<Acc>(); }
   JAXSOFTMAX_HD static Row finish(const State& state, const Given<Acc, 0>&) {
     return {state.m, N::log_total(state.s, state.m)};
   }
@@ -206,13 +212,15 @@ template <class N>
 struct SoftmaxBwd {
   using Acc = typename N::Acc;
   using State = PlainSum<N>;
-  static constexpr int kInputs = 2, kFolded = 2, kGiven = 0;
+  static constexpr int kInputs = 2, kFolded = 2, kGiven = 0, kScaledInput = -1;
   static constexpr bool kMaps = true, kStats = false, kKeeps = false, kPulled = false;
+  static constexpr bool kScalesOutput = true;
   struct Row {
     Acc t;
   };
 
   JAXSOFTMAX_HD static Acc pad(int) { return Acc(0); }
+  JAXSOFTMAX_HD static Acc masked() { return Acc(0); }
 
   template <int K>
   JAXSOFTMAX_HD static void fold(State& state, const Acc (&v)[2][K]) {
@@ -251,10 +259,12 @@ struct LogSoftmaxBwd {
   using Acc = typename N::Acc;
   using State = PlainSum<N>;
   using Row = Scaled<N>;
-  static constexpr int kInputs = 2, kFolded = 1, kGiven = 2;
+  static constexpr int kInputs = 2, kFolded = 1, kGiven = 2, kScaledInput = 1;
   static constexpr bool kMaps = true, kStats = false, kKeeps = false, kPulled = false;
+  static constexpr bool kScalesOutput = true;
 
   JAXSOFTMAX_HD static Acc pad(int) { return Acc(0); }
+  JAXSOFTMAX_HD static Acc masked() { return Acc(0); }
 
   template <int K>
   JAXSOFTMAX_HD static void fold(State& state, const Acc (&v)[2][K]) {
@@ -272,10 +282,12 @@ struct LogsumexpBwd {
   using Acc = typename N::Acc;
   using State = PlainSum<N>;
   using Row = Scaled<N>;
-  static constexpr int kInputs = 1, kFolded = 0, kGiven = 3;
+  static constexpr int kInputs = 1, kFolded = 0, kGiven = 3, kScaledInput = 0;
   static constexpr bool kMaps = true, kStats = false, kKeeps = false, kPulled = true;
+  static constexpr bool kScalesOutput = true;
 
   JAXSOFTMAX_HD static Acc pad(int) { return Acc(0); }
+  JAXSOFTMAX_HD static Acc masked() { return Acc(0); }
 
   JAXSOFTMAX_HD static Row finish(const State&, const Given<Acc, 3>& row) {
     typename N::Sum g;

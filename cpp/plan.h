@@ -1,5 +1,5 @@
-// What to run: the plan (the twin of _legal.py), the rows it runs on, and the check that the one
-// holds the other. Plain structs: nothing here knows XLA or CUDA.
+// What to run: the plan (the twin of _legal.py) and the rows it runs on. Plain structs: nothing
+// here knows XLA or CUDA.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string>
 
-#include "lists.h"
+#include "view.h"
 
 namespace jaxsoftmax {
 
@@ -50,22 +50,18 @@ struct Plan {
   bool gpu_only() const { return bulk() || (path == Path::one_pass && splits > 1); }
 };
 
-enum class DType {
-#define JAXSOFTMAX_DTYPE(Tag) Tag,
-  JAXSOFTMAX_DTYPES(JAXSOFTMAX_DTYPE)
-#undef JAXSOFTMAX_DTYPE
-};
-
 // Threads of a block that leave each the registers it needs (sm_90: no kernel spills).
 inline constexpr int kMaxThreads = 512;
-constexpr int one_pass_threads(int packs_an_input) {
-  return packs_an_input <= 4 ? kMaxThreads : 256;
+constexpr int one_pass_threads(int packs_an_input, bool loaded = false) {
+  return packs_an_input <= (loaded ? 2 : 4) ? kMaxThreads : 256;
 }
 
-// Packs of each input in a lane's registers where blocks share a row.
-inline constexpr int kClusterPacks = 8;
+// Packs of each input in a lane's registers where blocks share a row, and of loaded rows.
+inline constexpr int kClusterPacks = 8, kLoadedPacks = 8;
 
-inline constexpr int kMaxInputs = 2, kMaxGiven = 3;
+// Threads of a block of columns, and packs that a lane may have in shared memory.
+inline constexpr int kColumnThreads = 256, kMaxColumnPacks = 4096;
+
 inline constexpr int kPackBytes = 16;
 inline constexpr int kStateBytes = 32;  // a state's slot in the workspace of split_k
 
@@ -74,8 +70,8 @@ inline std::int64_t workspace_bytes(std::int64_t rows, int splits) {
   return rows * static_cast<std::int64_t>(splits) * kStateBytes;
 }
 
-// Row-major rows of equal length, and what belongs to a row each: statistics in the type of
-// arithmetic, a cotangent in the rows' own.
+// Rows of equal length, and what belongs to a row each: statistics in the type of arithmetic, a
+// cotangent in the rows' own. Plain ones are row-major.
 struct Rows {
   const void* in[kMaxInputs];
   const void* given[kMaxGiven];
@@ -84,6 +80,12 @@ struct Rows {
   std::byte* workspace;
   std::int64_t rows, cols;
 };
+struct LoadedRows : Rows {
+  Loading loading;
+};
+
+// Which rules a plan has to obey: of rows that lie side by side, plain or loaded, or of columns.
+enum class Layout { rows, loaded, columns };
 
 // What an op takes and gives, as ops.h describes it.
 struct Signature {
@@ -104,134 +106,6 @@ inline std::int64_t packs_of(std::int64_t cols, int per_pack, int align = 1) {
 
 constexpr std::int64_t pieces(std::int64_t total, std::int64_t size) {
   return total / size + (total % size != 0);
-}
-
-// The rules of a plan, a part each: why it breaks one, empty if it does not.
-namespace rules {
-
-template <class... Parts>
-std::string text(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
-}
-
-constexpr bool power_of_two(int v) { return v > 0 && (v & (v - 1)) == 0; }
-
-inline std::string block(const Plan& plan) {
-  const int threads = plan.threads, rows = plan.rows_per_block;
-  const bool legal = threads < 32 ? power_of_two(threads) : threads % 32 == 0;
-  if (!legal || threads > kMaxThreads) {
-    return text("threads must be a power of two below 32 or a multiple of 32 up to ", kMaxThreads,
-                ", got ", threads);
-  }
-  if (rows < 1 || threads % rows != 0) {
-    return text("rows_per_block must divide ", threads, " threads, got ", rows);
-  }
-  if (rows > 1 && (plan.lanes() > 32 || !power_of_two(plan.lanes()))) {
-    return text("several rows a block (rows_per_block) need a power of two of at most 32 lanes a ",
-                "row, got ", plan.lanes());
-  }
-  return "";
-}
-
-inline std::string registers(const Plan& plan, int inputs) {
-  const int regs = plan.reg_packs, shared = plan.smem_packs;
-  if (regs % inputs != 0 || regs > 32 || !power_of_two(regs / inputs)) {
-    return text("reg_packs must be ", inputs, " times a power of two, at most 32, or 0 beside a ",
-                "ring in smem_packs, got ", regs);
-  }
-  if (shared < 0 || shared % inputs != 0 || (shared > 0 && plan.rows_per_block > 1)) {
-    return text("smem_packs must be a multiple of ", inputs, ", and 0 for several rows a block, ",
-                "got ", shared);
-  }
-  if (static_cast<std::int64_t>(plan.threads) * shared * kPackBytes > INT32_MAX) {
-    return text("smem_packs of all threads must be less than 2 GiB, got ", shared);
-  }
-  if (const int most = one_pass_threads(regs / inputs); plan.threads > most) {
-    return text(regs, " reg_packs allow ", most, " threads, got ", plan.threads);
-  }
-  return "";
-}
-
-inline std::string ring(const Plan& plan, int inputs, int least) {
-  const int slot = kChunk * inputs, packs = plan.smem_packs;
-  if (plan.threads % 32 != 0 || plan.rows_per_block != 1) {
-    return text("a ring has whole warps of threads and rows_per_block = 1, got ", plan.threads,
-                " and ", plan.rows_per_block);
-  }
-  if (packs % slot != 0 || packs < least * slot || packs > kMaxSlots * slot) {
-    return text("smem_packs of a ring must be a multiple of ", slot, " from ", least * slot, " to ",
-                kMaxSlots * slot, ", got ", packs);
-  }
-  return "";
-}
-
-inline std::string piece(const Plan& plan, int per_pack, std::int64_t cols) {
-  const std::int64_t size = pieces(packs_of(cols, per_pack, kLine), plan.splits);
-  if (!plan.bulk() || size <= kMaxPiece) return "";
-  return text("a ring takes pieces of at most ", kMaxPiece, " packs, got ", size);
-}
-
-inline std::string one_pass(const Plan& plan, int inputs, int per_pack, std::int64_t cols) {
-  if (!power_of_two(plan.splits) || plan.splits > kMaxCluster) {
-    return text("splits of one_pass must be a power of two up to ", kMaxCluster, ", got ",
-                plan.splits);
-  }
-  if (plan.splits > 1 && (plan.threads % 32 != 0 || plan.rows_per_block != 1)) {
-    return text("a cluster has whole warps of threads and rows_per_block = 1, got ", plan.threads,
-                " and ", plan.rows_per_block);
-  }
-  if (plan.splits > 1 && plan.reg_packs > kClusterPacks * inputs) {
-    return text("reg_packs of a cluster must be at most ", kClusterPacks * inputs, ", got ",
-                plan.reg_packs);
-  }
-  std::string why = plan.bulk() ? ring(plan, inputs, 1) : registers(plan, inputs);
-  if (!why.empty()) return why;
-  const std::int64_t held = static_cast<std::int64_t>(plan.splits) * plan.lanes() *
-                            (plan.reg_packs + plan.smem_packs) / inputs;
-  const int align = plan.bulk() ? kLine : 1;
-  if (packs_of(cols, per_pack, align) <= held) return piece(plan, per_pack, cols);
-  const bool aligned = cols % (align * per_pack) == 0;
-  return text("one_pass holds ", aligned ? held * per_pack : (held - align) * per_pack + 1,
-              " columns, got ", cols);
-}
-
-inline std::string two_pass(const Plan& plan) {
-  if (plan.reg_packs != 0 || plan.smem_packs != 0) {
-    return text("two_pass keeps nothing, got reg_packs = ", plan.reg_packs,
-                ", smem_packs = ", plan.smem_packs);
-  }
-  return plan.splits == 1 ? "" : text("two_pass has splits = 1, got ", plan.splits);
-}
-
-inline std::string split_k(const Plan& plan, int inputs, int per_pack, std::int64_t cols) {
-  if (plan.reg_packs != 0 || plan.rows_per_block != 1) {
-    return text("split_k has reg_packs = 0 and rows_per_block = 1, got ", plan.reg_packs, " and ",
-                plan.rows_per_block);
-  }
-  if (plan.splits < 1 || plan.splits > 65535) {
-    return text("splits must be 1 to 65535, got ", plan.splits);
-  }
-  if (plan.smem_packs == 0) return "";
-  const std::string why = ring(plan, inputs, kMinSlots);
-  return why.empty() ? piece(plan, per_pack, cols) : why;
-}
-
-}  // namespace rules
-
-// Why `plan` cannot run an op of `inputs` inputs on rows of `cols` elements; empty if it can.
-inline std::string refusal(const Plan& plan, int inputs, int itemsize, std::int64_t cols) {
-  if (std::string why = rules::block(plan); !why.empty()) return why;
-  switch (plan.path) {
-    case Path::one_pass:
-      return rules::one_pass(plan, inputs, kPackBytes / itemsize, cols);
-    case Path::two_pass:
-      return rules::two_pass(plan);
-    case Path::split_k:
-      return rules::split_k(plan, inputs, kPackBytes / itemsize, cols);
-  }
-  return rules::text("unknown path ", static_cast<int>(plan.path));
 }
 
 inline const char* path_name(Path path) {

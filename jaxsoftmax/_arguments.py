@@ -1,4 +1,4 @@
-"""Arguments in jax.nn's ways: what counts as an array, an axis in any form, their errors."""
+"""Arguments in jax.nn's ways: arrays, axes in any form, masks, scales, dtypes, their errors."""
 
 from __future__ import annotations
 
@@ -54,3 +54,61 @@ def canonical_axes(function: str, axis: Any, ndim: int) -> tuple[int, ...]:
     if len(set(axes)) != len(axes):
         raise ValueError(f"{function}: duplicate value in axis {axis!r}; each may appear once")
     return tuple(sorted(axes))
+
+
+def mask(function: str, where: Any) -> jax.Array | None:
+    """where as an array; ValueError unless it is boolean."""
+    if where is None:
+        return None
+    where = array(function, "where", where)
+    if where.dtype != jnp.bool_:
+        got = where.dtype.name
+        raise ValueError(f"{function}: where must be None or a boolean array, got {got}")
+    return where
+
+
+def broadcast(function: str, x: jax.Array, where: jax.Array) -> jax.Array:
+    """x in the shape of the two together; where is left as it is."""
+    try:
+        shape = jnp.broadcast_shapes(x.shape, where.shape)
+    except ValueError:
+        shapes = f"{where.shape} to x's {x.shape}"
+        raise ValueError(f"{function}: where cannot be broadcast from {shapes}") from None
+    return x if shape == x.shape else jnp.broadcast_to(x, shape)
+
+
+def factor(function: str, scale: Any) -> jax.Array | None:
+    """scale as an array; TypeError unless it is real, ValueError unless it is one number."""
+    if scale is None:
+        return None
+    scale = array(function, "scale", scale)
+    what = f"{function}: scale must be None, a real number or a real array of shape ()"
+    if scale.shape != ():
+        raise ValueError(f"{what}, got shape {scale.shape}")
+    if not (jnp.issubdtype(scale.dtype, jnp.floating) or jnp.issubdtype(scale.dtype, jnp.integer)):
+        raise TypeError(f"{what}, got {scale.dtype.name}")
+    return scale
+
+
+def flag(function: str, name: str, value: Any) -> bool:
+    """value as a bool; TypeError for what is none."""
+    if isinstance(value, jax.core.Tracer):
+        what = f"{function}: {name} must be known while tracing"
+        raise jax.errors.ConcretizationTypeError(value, what)
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{function}: {name} must be True or False, got {value!r:.200}")
+    return bool(value)
+
+
+def float_dtype(function: str, dtype: Any) -> np.dtype[Any] | None:
+    """dtype as JAX has it (float64 may be float32); TypeError unless it is a float's."""
+    if dtype is None:
+        return None
+    try:
+        found = jax.dtypes.canonicalize_dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        got = f"{dtype!r:.200}"
+        raise TypeError(f"{function}: dtype must be None or a floating-point type, got {got}")
+    return np.dtype(found)

@@ -6,7 +6,7 @@ shape of one device.
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _ffi, _plan
-from ._ops import Op
+from ._ops import Loading, Op
+from ._partition import partitioned
 
 STATE_WORDS = 8  # uint32 words of one partial state in the workspace of split_k
 
@@ -60,14 +60,19 @@ def limits_for(platform: str) -> _plan.Limits:
     return _plan.device_limits() or _plan.LIMITS["a100"]
 
 
-def view(shape: Sequence[Any], axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
-    """The array as [outer, n, inner]; axes that are not neighbours count all rows as outer."""
+def view(shape: Sequence[Any], axes: tuple[int, ...]) -> tuple[Any, Any, Any, bool]:
+    """The array as [outer, n, inner], and whether its rows lie side by side, where inner is 1.
+
+    Dimensions of size 1 lie anywhere. inner counts what is kept after the last reduced dimension,
+    outer what is kept before it, also between two that are reduced.
+    """
     n = _product(shape[a] for a in axes)
-    first, last = len(shape) + axes[0], len(shape) + axes[-1]
-    if last - first + 1 != len(axes):
-        rest = [size for d, size in enumerate(shape) if d - len(shape) not in axes]
-        return _product(rest), n, 1
-    return _product(shape[:first]), n, _product(shape[last + 1 :])
+    reduced = [a % len(shape) for a in axes if not _is_one(shape[a])]
+    kept = [d for d, size in enumerate(shape) if d - len(shape) not in axes and not _is_one(size)]
+    contiguous = not reduced or not kept or kept[-1] < reduced[0]
+    last = len(shape) if contiguous else reduced[-1]
+    outer, inner = (_product(shape[d] for d in kept if (d > last) == after) for after in (0, 1))
+    return outer, n, inner, contiguous
 
 
 def _product(sizes: Any) -> Any:
@@ -78,15 +83,100 @@ def _product(sizes: Any) -> Any:
     return result
 
 
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1  # a symbolic size may be
+
+
 # The lowering.
 
 
-def results_of(op: Op, x: Any, axes: tuple[int, ...], stats: bool) -> list[Any]:
-    """The types of an op's results, from its first operand's."""
-    # update() keeps the mesh axes x varies over and its sharding; a new aval would lose them.
-    row = row_type(x, axes)
-    result = row if op.reduces else x.update(weak_type=False)
-    return [result] + [row.update(dtype=arithmetic(x.dtype))] * (2 if stats else 0)
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """An op and a primitive's parameters."""
+
+    op: Op
+    axes: tuple[int, ...]
+    path: _plan.PathLike
+    stats: bool
+    loading: Loading
+
+    def served(self, avals: Sequence[Any]) -> bool:
+        """Whether a kernel takes rows of these dtypes and of so many dimensions."""
+        dims = sum(not _is_one(size) for size in avals[0].shape)
+        known = self._dtypes(avals) <= _plan.DTYPES.keys()
+        return self.op.kernel and known and dims <= _plan.MAX_DIMS
+
+    def results(self, x: Any) -> list[Any]:
+        """The types of the results, from the first operand's."""
+        # update() keeps the mesh axes x varies over and its sharding; a new aval would lose them.
+        row = row_type(x, self.axes)
+        dtype = jnp.dtype(self.loading.dtype or x.dtype)
+        result = (row if self.op.reduces else x).update(dtype=dtype, weak_type=False)
+        return [result] + [row.update(dtype=arithmetic(x.dtype))] * (2 if self.stats else 0)
+
+    def plan(self, avals: Sequence[Any], limits: _plan.Limits, *, rows: bool) -> _plan.Plan:
+        """The plan of a call on such operands, or without `rows` of any number of such rows."""
+        outer, n, inner, _ = view(avals[0].shape, self.axes)
+        dtypes = self._dtypes(avals)
+        return _plan.plan(
+            self.op.name,
+            dtypes.pop() if len(dtypes) == 1 else "float32",
+            outer if rows else None,
+            n,
+            inner,
+            layout=self.layout(avals),
+            limits=limits,
+            path=self.path,
+        )
+
+    def layout(self, avals: Sequence[Any]) -> str:
+        """How the rows lie, as plan() asks; a mask of its own pattern along them makes cells."""
+        shape, axes = avals[0].shape, self.axes
+        plain = self.loading.plain and len(self._dtypes(avals)) == 1
+        mask = self.loading.split(avals)[1]
+        if mask is not None:
+            sizes = (*[1] * (len(shape) - mask.ndim), *mask.shape)
+            spread = {_is_one(sizes[a]) for a in axes if not _is_one(shape[a])}
+        if view(shape, axes)[3] and (mask is None or len(spread) < 2):
+            return "rows" if plain else "loaded"
+        long = [d - len(shape) for d, size in enumerate(shape) if not _is_one(size)]
+        places = [i for i, a in enumerate(long) if a in axes]
+        neighbours = places == list(range(places[0], places[0] + len(places)))
+        return "columns" if plain and neighbours else "cells"
+
+    def _dtypes(self, avals: Sequence[Any]) -> set[str]:
+        inputs = {x.dtype.name for x in avals[: self.op.inputs]}
+        return inputs | {self.loading.dtype or avals[0].dtype.name}
+
+    def kernel(self, *operands: jax.Array, limits: _plan.Limits) -> list[jax.Array]:
+        """The FFI call on the shapes given here, which are a device's own under sharding."""
+        avals = [jax.typeof(a) for a in operands]
+        plan = self.plan(avals, limits, rows=True)
+        results = self.results(avals[0])
+        if plan.path == "split_k":
+            outer, _, inner, _ = view(avals[0].shape, self.axes)
+            flat = NamedSharding(avals[0].sharding.mesh, PartitionSpec(None))
+            words = outer * inner * (plan.splits * STATE_WORDS)
+            workspace = avals[0].update(shape=(words,), dtype=np.dtype(np.uint32), sharding=flat)
+            results.append(workspace)
+        found = jax.ffi.ffi_call(_ffi.target(self.op.name), results)(
+            *operands,
+            plan={name: np.int32(value) for name, value in plan.attributes().items()},
+            axes=np.int64(sum(1 << (-a - 1) for a in self.axes)),
+            loading={
+                "masked": np.int32(self.loading.masked),
+                "scaled": np.int32(self.loading.scaled),
+                "causal": np.int32(self.loading.causal),
+                "columns": np.int32(self.layout(avals) in ("columns", "cells")),
+            },
+        )
+        return list(found)[: 3 if self.stats else 1]
+
+    def formula(self, *operands: jax.Array) -> list[jax.Array]:
+        result = self.op.formula(*operands, axes=self.axes, loading=self.loading)
+        if not self.stats:
+            return [result]
+        return [result, *self.op.stats_formula(*operands, axes=self.axes, loading=self.loading)]
 
 
 def row_type(x: Any, axes: tuple[int, ...]) -> Any:
@@ -98,131 +188,35 @@ def row_type(x: Any, axes: tuple[int, ...]) -> Any:
 
 
 def arithmetic(dtype: Any) -> Any:
-    """The type of arithmetic, which statistics have."""
+    """The type of arithmetic, which statistics and scales have."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
-def _kernel(
-    *operands: jax.Array,
-    op: Op,
-    axes: tuple[int, ...],
-    path: _plan.PathLike,
-    stats: bool,
-    limits: _plan.Limits,
-) -> list[jax.Array]:
-    """The FFI call on the shape given here, which is a device's own under sharding."""
-    x = operands[0]
-    outer, n, inner = view(x.shape, axes)
-    plan = _plan.plan(op.name, x.dtype, outer, n, inner, limits=limits, path=path)
-    trailing = tuple(range(-len(axes), 0))
-    rows, given = operands[: op.inputs], operands[op.inputs :]
-    if axes != trailing:
-        rows = tuple(jnp.moveaxis(a, axes, trailing) for a in rows)
-    aval = jax.typeof(rows[0])
-    results = results_of(op, aval, trailing, stats)
-    if plan.path == "split_k":
-        flat = NamedSharding(aval.sharding.mesh, PartitionSpec(None))
-        words = outer * inner * (plan.splits * STATE_WORDS)
-        results.append(aval.update(shape=(words,), dtype=np.dtype(np.uint32), sharding=flat))
-    attributes = {name: np.int32(value) for name, value in plan.attributes().items()}
-    call = jax.ffi.ffi_call(_ffi.target(op.name), results)
-    found = list(call(*rows, *given, plan=attributes, reduced=np.int32(len(axes))))
-    if axes != trailing and not op.reduces:
-        found[0] = jnp.moveaxis(found[0], trailing, axes)
-    return found[: 3 if stats else 1]
-
-
-def _formula(*operands: jax.Array, op: Op, axes: tuple[int, ...], stats: bool) -> list[jax.Array]:
-    result = op.formula(*operands, axes=axes)
-    return [result, *op.stats_formula(operands[0], axes)] if stats else [result]
-
-
-def _partitioned(
-    *operands: jax.Array,
-    kernel: Callable[..., list[jax.Array]],
-    op: Op,
-    axes: tuple[int, ...],
-    stats: bool,
-) -> list[jax.Array]:
-    """The kernel under automatic sharding: rows stay where they are, a row is gathered whole."""
-    rank = operands[0].ndim
-    whole = {rank + a for a in axes}
-    names = [f"d{d}" for d in range(rank)]
-    of_elements, of_rows = (
-        " ".join(names),
-        " ".join(n for d, n in enumerate(names) if d not in whole),
-    )
-    # Which operands and results have one number a row.
-    takes = [False] * op.inputs + [True] * op.given
-    gives = [op.reduces] + [True] * (2 if stats else 0)
-
-    def shardings(mesh: Any, like: Any, a_row: bool) -> tuple[list[NamedSharding], ...]:
-        spec = [*like.sharding.spec, *[None] * rank][: rank - (len(whole) if a_row else 0)]
-        kept = iter(spec if a_row else [s for d, s in enumerate(spec) if d not in whole])
-        rows = [None if d in whole else next(kept) for d in range(rank)]
-        short = [s for d, s in enumerate(rows) if d not in whole]
-        both = [NamedSharding(mesh, PartitionSpec(*s)) for s in (rows, short)]
-        return [both[r] for r in takes], [both[r] for r in gives]
-
-    def local(*pieces: jax.Array) -> list[jax.Array]:
-        # One device's program: without the mesh of the caller, whose sharding annotations the
-        # partitioner, already running, would leave in it.
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-            return kernel(*pieces)
-
-    def partition(mesh: Any, arg_shapes: Any, result_shapes: Any) -> Any:
-        # Nothing else keeps the partitioner from handing over pieces of a row.
-        operands, results = shardings(mesh, result_shapes[0], op.reduces)
-        return mesh, local, results, tuple(operands)
-
-    def infer(mesh: Any, arg_shapes: Any, result_shapes: Any) -> Any:
-        return shardings(mesh, arg_shapes[0], False)[1]
-
-    run = custom_partitioning(_positional(kernel, len(operands)))
-    rule = [", ".join(of_rows if r else of_elements for r in side) for side in (takes, gives)]
-    run.def_partition(
-        partition,
-        infer_sharding_from_operands=infer,
-        sharding_rule=" -> ".join(rule),
-        need_replication_factors=tuple(f"d{d}" for d in sorted(whole)),
-    )
-    return run(*operands)
-
-
-def _positional(f: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """f with `count` named parameters: custom_partitioning resolves arguments by signature."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    named = [inspect.Parameter(f"operand_{i}", kind) for i in range(count)]
-
-    def g(*operands: Any) -> Any:
-        return f(*operands)
-
-    g.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-    return g
-
-
 def lowering(op: Op, platform: str | None) -> Callable[..., Any]:
-    def rule(
-        ctx: Any, *operands: Any, axes: tuple[int, ...], path: _plan.PathLike, stats: bool
-    ) -> Any:
-        aval = ctx.avals_in[0]
+    def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        call = Call(op, **params)
         module = ctx.module_context
         exporting = module.lowering_parameters.for_export
         how = emission(
-            served=platform is not None and op.kernel and aval.dtype.name in _plan.DTYPES,
-            empty=any(isinstance(size, int) and size == 0 for size in aval.shape),
+            served=platform is not None and call.served(ctx.avals_in),
+            empty=any(isinstance(size, int) and size == 0 for size in ctx.avals_in[0].shape),
             devices=device_kind(module.axis_context, exporting),
         )
-        if how == "formula":
-            f: Callable[..., Any] = partial(_formula, op=op, axes=axes, stats=stats)
-        else:
+        f: Callable[..., Any] = call.formula
+        if how != "formula":
             limits = limits_for(platform or "")
-            f = partial(_kernel, op=op, axes=axes, path=path, stats=stats, limits=limits)
+            f = partial(call.kernel, limits=limits)
             if how == "partition":
                 # Sharding changes the rows only: refuse a forced plan here, not inside XLA.
-                _, n, _ = view(aval.shape, axes)
-                _plan.plan(op.name, aval.dtype, None, n, limits=limits, path=path)
-                f = partial(_partitioned, kernel=f, op=op, axes=axes, stats=stats)
+                call.plan(ctx.avals_in, limits, rows=False)
+                f = partial(
+                    partitioned,
+                    kernel=f,
+                    op=op,
+                    axes=call.axes,
+                    stats=call.stats,
+                    loading=call.loading,
+                )
         return mlir.lower_fun(f, multiple_results=True)(ctx, *operands)
 
     return rule

@@ -1,7 +1,8 @@
 """The op table: what each op takes and gives, its formula, its derivative. A new op is a row here.
 
 No JAX machinery: a derivative is written with `run(name, *operands)`, which runs another op over
-the same axes and gives its result. The formulas are those of reference.py, fetched when first used.
+the same axes with the same mask and scale, and gives its result. The formulas are those of
+reference.py, fetched when first used.
 
 The rows' statistics are what a gradient needs of a row beside its elements: its maximum, and the
 sum of exp(x - maximum), in the type of arithmetic. As two numbers they are right at any offset of
@@ -18,8 +19,49 @@ Run = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
+class Loading:
+    """What an op does to the elements as it reads them, and the dtype it writes.
+
+    The mask (boolean, it broadcasts against the rows) and the scale (one number, or one a leading
+    dimension, in the type of arithmetic) are the last operands, in that order. An op of x is then
+    one of scale * x, its gradient times the scale; what the mask leaves out is in no sum, and 0 in
+    a result (-inf in that of log_softmax). `causal` leaves out keys after the query, where the last
+    two dimensions are (query, key). `dtype` is the result's, if that is not the first input's.
+    """
+
+    masked: bool = False
+    scaled: bool = False
+    causal: bool = False
+    dtype: str | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self == Loading()
+
+    @property
+    def extra(self) -> int:
+        """How many operands follow those of the op."""
+        return self.masked + self.scaled
+
+    def to(self, dtype: Any, first: Any) -> Loading:
+        """The same for a result of a dtype, where the first input has another or the same one."""
+        return dataclasses.replace(self, dtype=None if dtype == first else dtype.name)
+
+    def split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Any, Any]:
+        """The op's own operands, the mask and the scale, which are None if there is none."""
+        own = len(operands) - self.extra
+        mask = operands[own] if self.masked else None
+        return operands[:own], mask, operands[-1] if self.scaled else None
+
+
+_PLAIN = Loading()
+
+
+@dataclasses.dataclass(frozen=True)
 class Op:
     """One op: `inputs` arrays of one shape and dtype, then `given` arrays of a number a row.
+
+    The dtypes of inputs may be a mix of float16, bfloat16 and float32 (see `Loading`).
 
     What is given of a row are its statistics and, if the op is `pulled`, a cotangent of the inputs'
     dtype. The result is an array like the inputs, or of one number a row if the op `reduces`. With
@@ -47,17 +89,22 @@ class Op:
     linear: int | None = None
     transpose: Callable[[Run, Sequence[Any], Any], Any] | None = None
 
-    def formula(self, *operands: Any, axes: tuple[int, ...]) -> Any:
+    def formula(self, *operands: Any, axes: tuple[int, ...], loading: Loading = _PLAIN) -> Any:
         """The jnp formula of the result, for platforms and cases without a kernel."""
         from . import reference
 
-        return getattr(reference, self.name)(*operands, axes)
+        own, mask, scale = loading.split(operands)
+        function = getattr(reference, self.name)
+        return function(*own, axes, mask, scale, loading.causal, loading.dtype)
 
-    def stats_formula(self, x: Any, axes: tuple[int, ...]) -> Any:
+    def stats_formula(
+        self, *operands: Any, axes: tuple[int, ...], loading: Loading = _PLAIN
+    ) -> Any:
         """The jnp formula of the statistics."""
         from . import reference
 
-        return getattr(reference, f"{self.name}_stats")(x, axes)
+        own, mask, scale = loading.split(operands)
+        return getattr(reference, f"{self.name}_stats")(*own, axes, mask, scale, loading.causal)
 
 
 _FORWARD = (

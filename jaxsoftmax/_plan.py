@@ -10,25 +10,27 @@ import dataclasses
 import math
 from typing import Any, TypeAlias
 
-from . import _limits, _plan_gpu, _plan_parts
-from ._legal import DTYPES as DTYPES
-from ._legal import (
+from . import _limits, _plan_columns, _plan_gpu, _plan_parts
+from ._legal import check, find_op
+from ._limits import KIB, Limits
+from ._limits import LIMITS as LIMITS
+from ._limits import device_limits as device_limits
+from ._ops import Op
+from ._plan_spec import DTYPES as DTYPES
+from ._plan_spec import (
+    LAYOUTS,
     LINE,
     MAX_SPLITS,
     PACK,
     STATIC_SMEM,
     Plan,
-    check,
     dtype_name,
-    find_op,
     known,
     packs,
+    slot_bytes,
 )
-from ._legal import PATHS as PATHS
-from ._limits import KIB, Limits
-from ._limits import LIMITS as LIMITS
-from ._limits import device_limits as device_limits
-from ._ops import Op
+from ._plan_spec import MAX_DIMS as MAX_DIMS
+from ._plan_spec import PATHS as PATHS
 
 PathLike: TypeAlias = str | Plan | None
 
@@ -51,11 +53,15 @@ def plan(
     n: Any,
     inner: Any = 1,
     *,
+    layout: str | None = None,
     limits: str | Limits | None = None,
     path: PathLike = None,
 ) -> Plan:
     """The plan for `op` over n columns of an array seen as [outer, n, inner].
 
+    layout says how the rows lie: "rows" (side by side), "loaded" (side by side, and masked, scaled,
+    causal or of mixed dtypes, which count as float32), "columns" (plain ones of which inner lie
+    side by side) or "cells" (anything else); None is "rows" if inner is 1, else "columns".
     outer is None (or symbolic) when the number of rows is unknown; a symbolic n takes two_pass.
     limits is None (the attached GPU, else the CPU; whatever JAX_PLATFORMS says), a preset's name or
     a `Limits`. path forces a path, a seed kernel or a whole Plan; ValueError if it cannot hold the
@@ -65,6 +71,12 @@ def plan(
     dtype = dtype_name(dtype)
     device = _limits.resolve(limits)
     path = check_path(path)
+    if layout is None:
+        layout = "rows" if known(inner) and inner == 1 else "columns"
+    if layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}; valid layouts: {', '.join(LAYOUTS)}")
+    if layout == "columns" and (not known(inner) or inner * DTYPES[dtype] % PACK != 0):
+        layout = "cells"  # of no whole packs
     rows = max(int(outer * inner), 1) if known(outer) and known(inner) else None
     size = max(packs(n, dtype), 1) if known(n) else None
     lines = max(packs(n, dtype, LINE), 1) if known(n) else None
@@ -73,11 +85,18 @@ def plan(
     else:
         if device.kind == "cpu":
             chosen = _choose_cpu(path, asked, size, rows, device)
+        elif layout in ("columns", "cells"):
+            a, b, c = (int(v) if known(v) else None for v in (n, inner, outer))
+            slot = slot_bytes(layout, dtype)
+            chosen = _plan_columns.choose(path, asked, DTYPES[dtype], slot, a, b, c, device)
         else:
-            chosen = _plan_gpu.choose(path, asked, DTYPES[dtype], size, lines, rows, device)
+            loaded = layout == "loaded"
+            chosen = _plan_gpu.choose(
+                path, asked, DTYPES[dtype], size, lines, rows, device, loaded=loaded
+            )
         if path is not None:
             chosen = dataclasses.replace(chosen, why=f"forced by path={path!r}")
-    check(chosen, op, dtype, n, device)
+    check(chosen, op, dtype, n, device, layout)
     return chosen
 
 

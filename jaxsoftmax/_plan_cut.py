@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ._legal import (
+from ._limits import KIB, Limits
+from ._ops import Op
+from ._plan_parts import clamp
+from ._plan_spec import (
     CHUNK,
     LINE,
     MAX_PIECE,
@@ -16,9 +19,6 @@ from ._legal import (
     STATIC_SMEM,
     Plan,
 )
-from ._limits import KIB, Limits
-from ._ops import Op
-from ._plan_parts import clamp
 
 LOW_THREADS, HIGH_THREADS = 256, 512
 
@@ -40,13 +40,15 @@ REDUCED = (256, 4)
 MAPPED = (512, 8)
 
 
-def split(op: Op, itemsize: int, size: int, rows: int | None, on: Limits) -> Plan:
-    """Rows cut over the device, in two launches or in one cooperative launch."""
+def split(
+    op: Op, itemsize: int, size: int, rows: int | None, on: Limits, *, loaded: bool = False
+) -> Plan:
+    """Rows cut over the device, in two launches or, plain ones, in one cooperative launch."""
     count = rows or 1
     why = f"{rows} long rows on {on.sms} SMs"
     if op.reduces or op.folds == 0:
         return _once(op, size, count, on, why)
-    together = _together(op, itemsize, size, count, on)
+    together = None if loaded else _together(op, itemsize, size, count, on)
     if together is None:
         # Up to 2 blocks an SM of at least 512 packs, or 1 of 128.
         an_sm = on.sms / count

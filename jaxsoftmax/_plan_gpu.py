@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import math
 
-from ._legal import (
+from ._limits import KIB, Limits
+from ._ops import Op
+from ._plan_cut import HIGH_THREADS, LOW_THREADS, SPLIT_PACKS, split
+from ._plan_parts import clamp, clusters, lanes_of, power_of_2, unknown_columns
+from ._plan_spec import (
     CHUNK,
     CLUSTER_PACKS,
     LINE,
+    LOADED_PACKS,
     MAX_CLUSTER,
     MAX_SLOTS,
     MAX_THREADS,
@@ -19,10 +24,6 @@ from ._legal import (
     STATIC_SMEM,
     Plan,
 )
-from ._limits import KIB, Limits
-from ._ops import Op
-from ._plan_cut import HIGH_THREADS, LOW_THREADS, SPLIT_PACKS, split
-from ._plan_parts import clamp, clusters, lanes_of, power_of_2, unknown_columns
 
 # How a GPU's rows are planned. `size` counts packs of a row; behind each threshold stands a shape
 # with the us of the choice and of the next best, from bench/results/NVIDIA-H200_plans.json, for ops
@@ -41,6 +42,16 @@ REGISTERS_TWO_INPUTS = (
     (256, 2),  # 32768 x 2048: 94.9, 95.1 with 4
     (1024, 4),  # 16384 x 8192: 187.2, 188.1 with 8
     (2048, 8),  # 16384 x 16384: 372.1, 375.8 with 4
+)
+# Loaded rows have a start that costs more, so fewer lanes share it. bfloat16, scaled and masked:
+LOADED_ONE = (
+    (32, 2),
+    (128, 4),  # 524288 x 1024 scaled: 636 us; masked 689, 722 with 8
+    (2048, 8),  # 262144 x 2048 scaled: 611 us, 671 with 4; 131072 x 4096 masked 723, 746
+)
+LOADED_TWO = (
+    (32, 2),
+    (2048, 8),  # 524288 x 1024 masked backward: 743 us, 803 with 4
 )
 # Ops that map nothing want many loads in flight, and no more lanes than that takes.
 REGISTERS_REDUCED = (
@@ -111,27 +122,29 @@ def choose(
     lines: int | None,
     rows: int | None,
     on: Limits,
+    *,
+    loaded: bool = False,
 ) -> Plan:
     if size is None or lines is None:
         return unknown_columns(path, 256)
     if path is None and _spread(op, size, rows, on):
-        return split(op, itemsize, size, rows, on)
+        return split(op, itemsize, size, rows, on, loaded=loaded)
     if path is None or path == "one_pass":
-        held = _in_block(op, itemsize, size, rows, on)
+        held = _in_block(op, itemsize, size, rows, on, loaded=loaded)
         if on.max_cluster > 0:
-            held = _in_cluster(op, itemsize, size, rows, on) or held
-            if path is not None or not op.reduces:  # which no ring makes faster
+            held = _in_cluster(op, itemsize, size, rows, on, loaded=loaded) or held
+            if not loaded and (path is not None or not op.reduces):  # which no ring makes faster
                 forced = path is not None
                 held = held or _in_ring(op.inputs, itemsize, lines, rows, on, forced=forced)
         if held is not None:
             return held
         if path is not None:
-            return _largest(op.inputs, size, on)
+            return _largest(op.inputs, size, on, loaded=loaded)
     few = rows is not None and (rows < on.sms or (on.max_cluster > 0 and on.cooperative))
     if op.reduces:
         few = rows is not None and rows < FEW_REDUCED * on.sms
     if path == "split_k" or (path is None and few and size >= SPLIT_PACKS):
-        return split(op, itemsize, size, rows, on)
+        return split(op, itemsize, size, rows, on, loaded=loaded)
     if size <= 128:  # rows share a block
         width = min(32, power_of_2(math.ceil(size / 4)))
         return Plan("two_pass", 128, rows_per_block=128 // width, why="short rows")
@@ -154,16 +167,25 @@ def _depths(op: Op, itemsize: int) -> tuple[tuple[int, int], ...]:
     return narrow if op.inputs == 1 else REGISTERS_TWO_INPUTS
 
 
-def _in_block(op: Op, itemsize: int, size: int, rows: int | None, on: Limits) -> Plan | None:
+def _in_block(
+    op: Op, itemsize: int, size: int, rows: int | None, on: Limits, *, loaded: bool
+) -> Plan | None:
     """Rows in the registers of a sub-warp, a warp or a block, and, without rings, a little more."""
     k, depths = op.inputs, _depths(op, itemsize)
-    if on.max_cluster == 0 and not op.reduces:
+    if loaded:
+        maps_and_folds = op.folds > 0 and not op.reduces
+        longer = (LOADED_ONE, LOADED_TWO)[k - 1] if maps_and_folds else depths
+        each = [LOADED_PACKS if packs > 1024 else a_lane for packs, a_lane in longer]
+        depths = tuple((row[0], min(a, LOADED_PACKS)) for row, a in zip(longer, each, strict=True))
+    elif on.max_cluster == 0 and not op.reduces:
         depths = (*depths, LONGEST_OF_A_BLOCK)
     a_lane = next((a_lane for packs, a_lane in depths if size <= packs), None)
     if a_lane is not None:
         lanes = lanes_of(size / a_lane)
         while rows is not None and rows * lanes < BUSY_LANES * on.sms and lanes < size:
             more = lanes_of(2 * lanes)
+            if loaded and more > MAX_THREADS // 2:
+                break
             if more > MAX_THREADS or (2 * more > MAX_THREADS and size > 4 * more):
                 break  # its packs would not fit in the registers of so many threads
             lanes = more
@@ -173,16 +195,23 @@ def _in_block(op: Op, itemsize: int, size: int, rows: int | None, on: Limits) ->
     threads, registers = MAX_THREADS, 4 * k
     shared = k * math.ceil(size / threads) - registers
     two_blocks = on.smem_per_sm // 2 - KIB - STATIC_SMEM
-    wide = k == 1 and itemsize > 2 and on.max_cluster == 0 and op.folds > 0 and not op.reduces
+    wide = k == 1 and itemsize > 2 and on.max_cluster == 0 and op.folds > 0
+    wide = wide and not op.reduces and not loaded
     if wide and size <= WIDE_SHARED and shared * threads * PACK <= two_blocks:
         return Plan("one_pass", threads, 1, registers, shared, why="registers and shared memory")
     return None
 
 
-def _in_cluster(op: Op, itemsize: int, size: int, rows: int | None, on: Limits) -> Plan | None:
-    """Few rows in the registers of a cluster's blocks: what counts is the time of one row."""
-    if rows is None or size < 1024 or size > CLUSTER_LONGEST:
+def _in_cluster(
+    op: Op, itemsize: int, size: int, rows: int | None, on: Limits, *, loaded: bool
+) -> Plan | None:
+    """Few rows in the registers of a cluster's blocks: what counts is the time of one row.
+
+    Loaded rows have no rings: of those, all that no block holds.
+    """
+    if size < 1024 or size > CLUSTER_LONGEST or (rows is None and not loaded):
         return None
+    rows = on.sms if rows is None else rows
     k, an_sm = op.inputs, rows * size / on.sms
     narrow = 2 if itemsize == 2 else 4
     most = CLUSTER_IN_ALL[narrow] if k == 1 or size <= 4096 else CLUSTER_IN_ALL_TWO
@@ -191,15 +220,15 @@ def _in_cluster(op: Op, itemsize: int, size: int, rows: int | None, on: Limits) 
         a_lane, threads = (1, 256) if k == 2 and size <= 2048 else (2, 128)
     elif rows * MAX_CLUSTER <= on.sms and size > 2048:
         a_lane, threads = 4, 128
-    elif 2048 < size <= 4096 and an_sm <= SHORT_PACKS[narrow]:
+    elif 2048 < size <= 4096 and an_sm <= SHORT_PACKS[narrow] and not loaded:
         a_lane, threads = 4, MAX_THREADS
-    elif size > 2048 and an_sm <= most:
+    elif size > 2048 and (an_sm <= most or loaded):
         a_lane, threads = CLUSTER_PACKS, 128 * k
     else:
         return None
     blocks = min(power_of_2(math.ceil(size / (a_lane * threads))), clusters(on))
     lanes = lanes_of(size / a_lane / blocks)
-    if lanes > (MAX_THREADS if a_lane <= 4 else MAX_THREADS // 2):
+    if lanes > (MAX_THREADS if a_lane <= (2 if loaded else 4) else MAX_THREADS // 2):
         return None
     return Plan("one_pass", lanes, 1, a_lane * k, splits=blocks, why="few rows, each a cluster's")
 
@@ -232,14 +261,20 @@ def _in_ring(
     return Plan("one_pass", max(threads, 64), 1, 0, slots * CHUNK * k, blocks, why=why)
 
 
-def _largest(k: int, size: int, on: Limits) -> Plan:
+def _largest(k: int, size: int, on: Limits, *, loaded: bool) -> Plan:
     """For who forces one_pass: the first plan that holds the row, or the largest there is."""
-    if (blocks := clusters(on)) > 0:
+    if (blocks := clusters(on)) > 0 and loaded:
+        return Plan("one_pass", 256, 1, k * LOADED_PACKS, 0, blocks, why="all that fits")
+    if blocks > 0:
         slot = CHUNK * k * PACK
         room = on.smem_per_block - STATIC_SMEM - KIB
         threads = next((t for t in (MAX_THREADS, 256, 128) if room >= t * slot), 64)
         slots = clamp(room // (threads * slot), 1, MAX_SLOTS)
         return Plan("one_pass", threads, 1, 0, slots * CHUNK * k, blocks, why="all that fits")
+    if loaded:
+        return Plan(
+            "one_pass", MAX_THREADS // 2, 1, k * LOADED_PACKS, why="all that a block can hold"
+        )
     for threads, registers in ((MAX_THREADS, 4 * k), (MAX_THREADS // 2, 32)):
         room = (on.smem_per_block - STATIC_SMEM) // (threads * PACK * k) * k
         need = k * math.ceil(size / threads) - registers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ._legal import MAX_CLUSTER, Plan
 from ._limits import Limits
+from ._plan_spec import MAX_CLUSTER, Plan
 
 UNKNOWN_SPLITS = 8  # a forced split_k whose number of columns is symbolic
 

@@ -1,7 +1,7 @@
 """The same functions directly on their primitives, for forward mode: jvp, jacfwd, linearize.
 
-JAX cannot give a function with a custom_vjp a forward mode. These have one, take no `where`, and
-their gradient runs the same two kernels.
+JAX cannot give a function with a custom_vjp a forward mode. These have one, and their gradient runs
+the same two kernels.
 """
 
 from __future__ import annotations
@@ -9,25 +9,48 @@ from __future__ import annotations
 import jax
 
 from . import _api
-from ._api import WITHOUT_VJP
 from ._arguments import Axis
 from ._plan import PathLike
+from ._vjp import WITHOUT_VJP
 
 __all__ = ["log_softmax", "logsumexp", "softmax"]
 
 
-def softmax(x: jax.typing.ArrayLike, axis: Axis = -1, *, path: PathLike = None) -> jax.Array:
+def softmax(
+    x: jax.typing.ArrayLike,
+    axis: Axis = -1,
+    where: jax.typing.ArrayLike | None = None,
+    *,
+    scale: jax.typing.ArrayLike | None = None,
+    is_causal: bool = False,
+    dtype: jax.typing.DTypeLike | None = None,
+    path: PathLike = None,
+) -> jax.Array:
     """`jaxsoftmax.softmax` without its custom_vjp; arguments, result and errors are the same."""
-    return _api.call("softmax", x, axis, None, path, WITHOUT_VJP)
+    return _api.call("softmax", x, axis, where, path, WITHOUT_VJP, scale, is_causal, dtype)
 
 
-def log_softmax(x: jax.typing.ArrayLike, axis: Axis = -1, *, path: PathLike = None) -> jax.Array:
+def log_softmax(
+    x: jax.typing.ArrayLike,
+    axis: Axis = -1,
+    where: jax.typing.ArrayLike | None = None,
+    *,
+    scale: jax.typing.ArrayLike | None = None,
+    is_causal: bool = False,
+    dtype: jax.typing.DTypeLike | None = None,
+    path: PathLike = None,
+) -> jax.Array:
     """`jaxsoftmax.log_softmax` without its custom_vjp; arguments and result are the same."""
-    return _api.call("log_softmax", x, axis, None, path, WITHOUT_VJP)
+    return _api.call("log_softmax", x, axis, where, path, WITHOUT_VJP, scale, is_causal, dtype)
 
 
 def logsumexp(
-    a: jax.typing.ArrayLike, axis: Axis = None, keepdims: bool = False, *, path: PathLike = None
+    a: jax.typing.ArrayLike,
+    axis: Axis = None,
+    keepdims: bool = False,
+    where: jax.typing.ArrayLike | None = None,
+    *,
+    path: PathLike = None,
 ) -> jax.Array:
     """`jaxsoftmax.logsumexp` without its custom_vjp; arguments and result are the same."""
-    return _api.call_logsumexp(a, axis, keepdims, None, path, WITHOUT_VJP)
+    return _api.call_logsumexp(a, axis, keepdims, where, path, WITHOUT_VJP)

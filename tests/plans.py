@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jaxsoftmax
 from jaxsoftmax import Plan
-from jaxsoftmax._legal import CHUNK
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, LIMITS, PATHS, SEED_PLANS, Limits, device_limits
+from jaxsoftmax._plan_spec import CHUNK
 
 # Legal corners the planner may never visit. k is the op's number of inputs: packs count them all.
 EVERYWHERE = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import numpy as np
 from contracts import arithmetic
@@ -57,28 +60,55 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(a.view(np.uint8), b.view(np.uint8))
 
 
-def run_native(
+def run_native(op: str, *operands: np.ndarray, **options: Any) -> list[np.ndarray]:
+    """The op's FFI target called directly; the options are native()'s."""
+    (found,) = run_native_each(op, *operands, each=[options])
+    return found
+
+
+def run_native_each(
+    op: str, *operands: np.ndarray, each: Sequence[dict[str, Any]]
+) -> list[list[np.ndarray]]:
+    """The same several times, by one program."""
+    with jax.enable_x64(operands[0].dtype == np.float64):
+        calls = [native(op, operands[0], **options) for options in each]
+        return jax.tree.map(np.asarray, jax.jit(lambda *a: [f(*a) for f in calls])(*operands))
+
+
+def native(
     op: str,
-    *inputs: np.ndarray,
-    reduced: int = 1,
+    x: np.ndarray,
+    *,
+    axes: tuple[int, ...] = (-1,),
+    masked: bool = False,
+    scaled: bool = False,
+    causal: bool = False,
+    columns: bool = False,
+    dtype: np.dtype | None = None,
     workspace: int | None = None,
     stats: bool = False,
     results: list | None = None,
     **plan: int,
-) -> list[np.ndarray]:
-    """The op's FFI target called directly with these plan fields: nothing in Python checks them.
-    `results` replaces the types of what it is told to write, but for the workspace."""
-    x = inputs[0]
-    rows = x.shape[: max(x.ndim - reduced, 0)]
+) -> Callable[..., list[jax.Array]]:
+    """A call of the op's FFI target with these plan fields: nothing in Python checks them.
+
+    A mask and a scale are the last operands; `dtype` is that of the result. `results` replaces the
+    types of what it is told to write, but for the workspace.
+    """
+    rows = tuple(size for d, size in enumerate(x.shape) if d - x.ndim not in axes)
     if results is None:
-        results = [jax.ShapeDtypeStruct(rows if OPS[op].reduces else x.shape, x.dtype)]
+        shape = rows if OPS[op].reduces else x.shape
+        results = [jax.ShapeDtypeStruct(shape, x.dtype if dtype is None else dtype)]
         results += [jax.ShapeDtypeStruct(rows, arithmetic(x.dtype))] * (2 if stats else 0)
     count = len(results)
     if plan["path"] == PATHS.index("split_k"):
         size = int(np.prod(rows)) * plan["splits"] * 8 if workspace is None else workspace
         results = [*results, jax.ShapeDtypeStruct((size,), np.uint32)]
-    attribute = {name: np.int32(value) for name, value in plan.items()}
-    with jax.enable_x64(x.dtype == np.float64):
-        call = jax.ffi.ffi_call(f"jaxsoftmax.{op}", results)
-        jitted = jax.jit(lambda *a: call(*a, plan=attribute, reduced=np.int32(reduced)))
-        return [np.asarray(a) for a in jitted(*inputs)[:count]]
+    loading = {"masked": masked, "scaled": scaled, "causal": causal, "columns": columns}
+    attributes = {
+        "plan": {name: np.int32(value) for name, value in plan.items()},
+        "axes": np.int64(sum(1 << -axis - 1 for axis in axes)),
+        "loading": {name: np.int32(value) for name, value in loading.items()},
+    }
+    call = jax.ffi.ffi_call(f"jaxsoftmax.{op}", results)
+    return lambda *operands: call(*operands, **attributes)[:count]

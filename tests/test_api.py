@@ -49,14 +49,17 @@ def close(got, want, **tolerance):
 
 @every_function
 def test_signature(name):
-    """jax.nn's parameters, then `path` by keyword only."""
+    """jax.nn's parameters, then our own by keyword only."""
     function, *functions = (getattr(m, name) for m in (jaxsoftmax, jax.nn))
-    *same, path = inspect.signature(function).parameters.values()
+    every = inspect.signature(function).parameters.values()
+    same = [p for p in every if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    own = {p.name: p.default for p in every if p not in same}
     expected = inspect.signature(functions[0]).parameters.values()
     assert [(p.name, p.default, p.kind) for p in same] == [
         (p.name, p.default, p.kind) for p in expected
     ]
-    assert (path.name, path.kind, path.default) == ("path", inspect.Parameter.KEYWORD_ONLY, None)
+    more = {} if name == "logsumexp" else {"scale": None, "is_causal": False, "dtype": None}
+    assert own == {**more, "path": None}
     assert function.__name__ == name and function.__module__.startswith("jaxsoftmax")
     for part in ("Args:", "Returns:", "Raises:", "path", "jax.nn"):
         assert part in function.__doc__
@@ -64,7 +67,8 @@ def test_signature(name):
     assert direct.__name__ == name and name in direct.__doc__
     parameters = inspect.signature(direct).parameters
     shared = [p for p in same if p.name in parameters]
-    assert [*parameters] == [*(p.name for p in shared), "path"]
+    assert [*parameters] == [*(p.name for p in shared), *own]
+    assert all(parameters[option].default == own[option] for option in own)
     assert all(parameters[p.name].default == p.default for p in shared)
 
 

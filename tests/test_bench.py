@@ -19,7 +19,7 @@ from bench import (
     timing,
     trace,
 )
-from jaxsoftmax import Plan, _legal, _plan
+from jaxsoftmax import Plan, _legal, _plan, _plan_spec
 
 H200, A100 = _plan.LIMITS["h200"], _plan.LIMITS["a100"]
 
@@ -51,7 +51,7 @@ def test_candidates_name_every_kind_that_the_device_has():
 
 def test_candidates_leave_few_lanes_idle():
     for rows, n in shapes.GPU:
-        size = _legal.packs(n, "float16")
+        size = _plan_spec.packs(n, "float16")
         for plan in candidates.candidates("softmax", "float16", rows, n, H200):
             if plan.reg_packs and not plan.smem_packs:
                 held = plan.splits * plan.width * plan.reg_packs

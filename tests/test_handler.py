@@ -17,7 +17,7 @@ from jaxsoftmax._ops import OPS
 @pytest.mark.parametrize("name", HAND_PLANS)
 @pytest.mark.parametrize("op", OPS)
 def test_the_handler_runs_what_it_is_told(platform, op, name):
-    """The target called directly: leading dimensions are rows, `reduced` trailing ones a row."""
+    """The target called directly: leading dimensions are rows, the trailing ones a row."""
     plan = hand_plans(op, "float32", 100, platform).get(name)
     if plan is None:
         pytest.skip("not on this device")
@@ -25,7 +25,8 @@ def test_the_handler_runs_what_it_is_told(platform, op, name):
     for asked in {False, OPS[op].stats}:
         for leading, row in (((2, 3), (100,)), ((6,), (4, 25))):
             shaped = [a.reshape(leading + row if a.ndim > 1 else leading) for a in inputs]
-            found = run_native(op, *shaped, reduced=len(row), stats=asked, **plan.attributes())
+            axes = tuple(range(-len(row), 0))
+            found = run_native(op, *shaped, axes=axes, stats=asked, **plan.attributes())
             assert [a.shape for a in found[1:]] == [leading] * 2 * asked
             assert found[0].shape == leading + (() if OPS[op].reduces else row)
             expected.check(*(a.reshape((6, 100) if a.size > 6 else 6) for a in found))
@@ -56,26 +57,27 @@ def test_cpp_refuses_wrong_operands_and_results(platform, op):
     if len(right) > 1:
         refuses(count, *right[:-1])
     for i, operand in enumerate(right):
-        wrong = [operand.astype(np.int32), operand[1:], operand[..., None], operand.reshape(-1)[:1]]
-        wrong += [operand.astype(np.float16)] if i else []
-        wrong += [x if operand.ndim == 1 else x[:, 0]] if i else []
-        for other in wrong if i else wrong[:1]:
-            says = (
-                f"operand {i} must have the first operand's shape" if i else "no kernel for dtype"
-            )
+        does_not_fit = f"operand {i} has a dtype" if i >= what.inputs else "no kernel for dtype"
+        refuses(does_not_fit, *right[:i], operand.astype(np.int32), *right[i + 1 :])
+        wrong = [operand[1:], operand[..., None], operand.reshape(-1)[:1]]
+        for other in [*wrong, x if operand.ndim == 1 else x[:, 0]] if i else []:
+            says = f"operand {i} must have the first operand's shape"
             refuses(says, *right[:i], other, *right[i + 1 :])
     # Results of another type or number than the op gives.
     result = a_row if what.reduces else jax.ShapeDtypeStruct(x.shape, x.dtype)
     shaped = jax.ShapeDtypeStruct(x.shape if what.reduces else (3,), np.float32)
-    for other in (shaped, jax.ShapeDtypeStruct(result.shape, np.float16)):
-        refuses("result 0 must have", *right, results=[other])
+    refuses("result 0 must have", *right, results=[shaped])
+    refuses("no kernel for dtype", *right, results=[result.update(dtype=np.int32)])
+    if what.reduces:
+        refuses("result 0 has a dtype", *right, results=[result.update(dtype=np.float16)])
     for results in ([result, a_row], [result, a_row, a_row, a_row]):
         refuses(count, *right, results=results)
     if not what.stats:
         return refuses(count, *right, results=[result, a_row, a_row])
-    for other in (jax.ShapeDtypeStruct((3,), np.float16), jax.ShapeDtypeStruct((2,), np.float32)):
-        refuses("result 2 must have", *right, results=[result, a_row, other])
-        refuses("result 1 must have", *right, results=[result, other, a_row])
+    other, shorter = jax.ShapeDtypeStruct((3,), np.float16), jax.ShapeDtypeStruct((2,), np.float32)
+    for says, wrong in (("has a dtype", other), ("must have", shorter)):
+        refuses(f"result 2 {says}", *right, results=[result, a_row, wrong])
+        refuses(f"result 1 {says}", *right, results=[result, wrong, a_row])
 
 
 @pytest.mark.parametrize("op", ["log_softmax_bwd", "logsumexp_bwd"])
@@ -91,7 +93,7 @@ def test_cpp_takes_the_dtypes_of_what_is_given(platform, op):
         for i in range(OPS[op].inputs, len(right)):
             other = np.float16 if right[i].dtype != np.float16 else np.float32
             wrong = [*right[:i], right[i].astype(other), *right[i + 1 :]]
-            with pytest.raises(jax.errors.JaxRuntimeError, match=f"operand {i} must"):
+            with pytest.raises(jax.errors.JaxRuntimeError, match=f"operand {i} has a dtype"):
                 run_native(op, *wrong, **plan)
 
 
@@ -99,9 +101,9 @@ def test_cpp_takes_the_dtypes_of_what_is_given(platform, op):
 def test_cpp_refuses_other_faults(platform, op):
     """Row dimensions that there are not, and a short workspace."""
     operands, plan = plain_operands(op, np.zeros((2, 256), np.float32)), Plan("two_pass", 32)
-    for reduced in (-1, 3):
-        with pytest.raises(jax.errors.JaxRuntimeError, match=f"reduced.*{reduced}"):
-            run_native(op, *operands, reduced=reduced, **plan.attributes())
+    for axes, bits in (((-3,), 4), ((-1, -63), 2**62 + 1)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"axes.* of 2, got {bits}"):
+            run_native(op, *operands, axes=axes, **plan.attributes())
     split = Plan("split_k", 32, splits=4).attributes()
     for stats in {False, OPS[op].stats}:
         with pytest.raises(jax.errors.JaxRuntimeError, match="workspace of 256 bytes, got 252"):

@@ -15,9 +15,9 @@ from runs import run, run_native
 
 import jaxsoftmax
 from jaxsoftmax import Plan, _native
-from jaxsoftmax._legal import resident_blocks
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, LIMITS, PATHS, check
+from jaxsoftmax._plan_spec import resident_blocks
 
 
 def test_cpp_fields_are_the_python_ones():

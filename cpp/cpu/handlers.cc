@@ -19,17 +19,22 @@ std::string gpu_only(const Plan& plan) {
 }
 
 template <template <class> class Op, class D>
-void run(const Rows& rows, const Plan& plan, ffi::ThreadPool* pool) {
+void run(const LoadedRows& rows, const Plan& plan, ffi::ThreadPool* pool) {
   using Bound = Op<typename D::Numerics>;
-  const PlainLoader<D> loader{rows};
-  Paths<Bound, D, PlainLoader<D>>(rows, plan, loader, pool).run();
+  const auto with = [&](const auto& loader) { run_paths<Bound, D>(rows, plan, loader, pool); };
+  rows.loading.plain() ? with(PlainLoader<D>{rows}) : with(LoadedLoader<D>{rows});
 }
 
 template <template <class> class Op>
 ffi::Error handle(const char* name, ffi::ThreadPool pool, ffi::RemainingArgs args,
-                  ffi::RemainingRets rets, const Plan& plan, std::int32_t reduced) {
-  auto call = decode_call(name, signature<Op<FastFloat>>(), args, rets, plan, reduced);
+                  ffi::RemainingRets rets, const Plan& plan, std::int64_t axes,
+                  const Loads& loads) {
+  constexpr Signature is = signature<Op<FastFloat>>();
+  auto call = decode_call(name, is, args, rets, plan, axes, loads);
   if (call.has_error()) return call.error();
+  // A thread has a whole row, wherever its elements lie.
+  const ffi::Error refused = check_plan(name, is, plan, *call, Layout::rows);
+  if (refused.failure()) return refused;
   if (const std::string why = gpu_only(plan); !why.empty()) return invalid(name, why);
   if (call->empty) return ffi::Error::Success();
   try {
@@ -49,15 +54,22 @@ ffi::Error handle(const char* name, ffi::ThreadPool pool, ffi::RemainingArgs arg
   return ffi::Error::Success();
 }
 
+using Counts = std::vector<std::vector<std::atomic<int>>>;
+
+struct CountingLines : PlainLines<F32> {
+  Counts& counts;
+  CountingLines(const Rows& rows, std::int64_t row, Counts& counts)
+      : PlainLines<F32>(rows, row), counts(counts) {}
+  void load(int i, std::int64_t at, int n, float* to, int pitch) const {
+    PlainLines<F32>::load(i, at, n, to, pitch);
+    for (int j = 0; j < n; ++j) counts[i][first * rows.cols + at + j].fetch_add(1);
+  }
+};
 struct CountingLoader {
   const Rows& rows;
-  std::vector<std::vector<std::atomic<int>>>& counts;
-  void copy(int i, std::int64_t at, int count, float* to) const {
-    for (int j = 0; j < count; ++j) {
-      to[j] = static_cast<const float*>(rows.in[i])[at + j];
-      counts[i][at + j].fetch_add(1);
-    }
-  }
+  Counts& counts;
+  std::int64_t size() const { return rows.rows; }
+  CountingLines lines(std::int64_t k) const { return {rows, k, counts}; }
 };
 
 template <template <class> class Op>
@@ -73,10 +85,10 @@ std::vector<std::vector<int>> count(std::int64_t rows, std::int64_t cols, const 
   view.workspace = workspace.data();
   view.rows = rows;
   view.cols = cols;
-  std::vector<std::vector<std::atomic<int>>> counts;
+  Counts counts;
   for (int i = 0; i < Bound::kInputs; ++i) counts.emplace_back(in.size());
   const CountingLoader loader{view, counts};
-  Paths<Bound, F32, CountingLoader>(view, plan, loader, nullptr).run();
+  run_paths<Bound, F32>(view, plan, loader, nullptr);
   std::vector<std::vector<int>> result;
   for (const auto& input : counts) result.emplace_back(input.begin(), input.end());
   return result;
@@ -87,8 +99,9 @@ std::vector<std::vector<int>> count(std::int64_t rows, std::int64_t cols, const 
 #define JAXSOFTMAX_OP(name, Op)                                                                   \
   XLA_FFI_Error* name(XLA_FFI_CallFrame* frame) {                                                 \
     static const auto impl = [](ffi::ThreadPool pool, ffi::RemainingArgs args,                    \
-                                ffi::RemainingRets rets, Plan plan, std::int32_t reduced) {       \
-      return handle<Op>(#name, pool, args, rets, plan, reduced);                                  \
+                                ffi::RemainingRets rets, Plan plan, std::int64_t axes,            \
+                                Loads loads) {                                                    \
+      return handle<Op>(#name, pool, args, rets, plan, axes, loads);                              \
     };                                                                                            \
     static const auto handler = bind_arguments(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()).To(impl); \
     return handler->Call(frame);                                                                  \

@@ -6,73 +6,30 @@
 //
 // An op that only folds or only maps reads what it needs once in each.
 //
-// A loader gives `count` elements of input `i` from element `at` on (an offset in the whole array):
-// copy(i, at, count, to). It is the only reader of the inputs, so a loader that counts sees all.
+// What a row's elements are, and which of them count, is the loader's (loaders.h).
 #pragma once
 
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <optional>
+#include <utility>
 
-#include "../dtypes.h"
-#include "../ops.h"
+#include "chunk.h"
 #include "parallel.h"
 
 namespace jaxsoftmax::cpu {
-
-template <class D>
-struct PlainLoader {
-  using Storage = typename D::Storage;
-  const Rows& rows;
-  void copy(int i, std::int64_t at, int count, Storage* to) const {
-    std::memcpy(to, static_cast<const Storage*>(rows.in[i]) + at, count * sizeof(Storage));
-  }
-};
-
-inline constexpr int kBatch = 64;  // elements folded at once: a few registers of any vector width
-
-// The loops over a row, compiled for several instruction sets, the best of which the loader picks:
-// float32 forward takes 1.6 instead of 3.8 ns an element with AVX-512. flatten inlines what they
-// call, so that it is compiled for the same set. Nothing in them may throw: GCC takes calls of a
-// function with clones for calls that cannot.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
-#define JAXSOFTMAX_CLONES \
-  __attribute__((flatten, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define JAXSOFTMAX_CLONES
-#endif
-
-template <class Op, class D>
-struct Chunk {
-  using Acc = typename D::Numerics::Acc;
-  using Storage = typename D::Storage;
-  alignas(64) Storage raw[Op::kInputs][kBatch];
-  alignas(64) Acc values[Op::kInputs][kBatch];
-
-  // Converts `count` raw elements of the first inputs and pads the rest.
-  void unpack(int inputs, int count) {
-    for (int i = 0; i < inputs; ++i) {
-      for (int j = 0; j < kBatch; ++j) values[i][j] = D::to_acc(raw[i][j]);
-      for (int j = count; j < kBatch; ++j) values[i][j] = Op::pad(i);
-    }
-  }
-  template <class Row>
-  void map(const Row& row, int count, Storage* out) const {
-    alignas(64) Storage mapped[kBatch];
-    for (int j = 0; j < kBatch; ++j) {
-      Acc v[Op::kInputs];
-      for (int i = 0; i < Op::kInputs; ++i) v[i] = values[i][j];
-      mapped[j] = D::from_acc(Op::map(v, row));
-    }
-    std::memcpy(out, mapped, count * sizeof(Storage));
-  }
-};
 
 template <class Op, class D, class Loader>
 class Paths {
   using State = typename Op::State;
   using Storage = typename D::Storage;
+  using Lines = decltype(std::declval<const Loader&>().lines(0));
+  using Batch = Chunk<Op, D, Lines>;
   static_assert(sizeof(State) <= kStateBytes);
+  struct States {
+    State of[Lines::kRows];
+  };
 
  public:
   Paths(const Rows& rows, const Plan& plan, const Loader& loader, xla::ffi::ThreadPool* pool)
@@ -81,12 +38,13 @@ class Paths {
   void run() const {
     switch (plan_.path) {
       case Path::one_pass:
-        return each(rows_.rows, [this](std::int64_t row) { one_pass(row, scratch()); });
+        return each(1, [this](const Lines& lines, int) { one_pass(lines, scratch()); });
       case Path::two_pass:
-        return each(rows_.rows, [this](std::int64_t row) {
-          State state;
-          fold(row, 0, rows_.cols, state);
-          finish(row, complete(state), 0, rows_.cols);
+        return each(1, [this](const Lines& lines, int) {
+          States states;
+          fold(lines, 0, rows_.cols, states);
+          for (int g = 0; g < lines.count; ++g) states.of[g] = complete(states.of[g]);
+          finish(lines, states, 0, rows_.cols);
         });
       case Path::split_k:
         return split_k();
@@ -94,9 +52,14 @@ class Paths {
   }
 
  private:
+  // fn(lines, part) for each part of each group of rows.
   template <class Fn>
-  void each(std::int64_t items, const Fn& fn) const {
-    parallel_for(pool_, items, rows_.rows * rows_.cols * static_cast<int>(sizeof(Storage)), fn);
+  void each(std::int64_t parts, const Fn& fn) const {
+    parallel_for(pool_, loader_.size() * parts,
+                 rows_.rows * rows_.cols * static_cast<int>(sizeof(Storage)),
+                 [&](std::int64_t item) {
+                   fn(loader_.lines(item / parts), static_cast<int>(item % parts));
+                 });
   }
 
   // visit(offset in the row, elements) over the columns [from, to), a chunk at a time.
@@ -107,30 +70,17 @@ class Paths {
     }
   }
 
-  void load(int inputs, std::int64_t row, std::int64_t at, int count, Chunk<Op, D>& chunk) const {
-    for (int i = 0; i < inputs; ++i) {
-      loader_.copy(i, row * rows_.cols + at, count, chunk.raw[i]);
-    }
-    chunk.unpack(inputs, count);
-  }
-
-  static void fold_chunk(State& state, Chunk<Op, D>& chunk) {
-    if constexpr (State::kKeyed)
-      state.raise(tree(chunk.values[0], larger<typename Chunk<Op, D>::Acc>));
-    Op::fold(state, chunk.values);
-  }
-
-  // What an op is given of a row.
-  auto given(std::int64_t row) const {
-    Given<typename Op::Acc, Op::kGiven> numbers{};
+  // The map of a row, from what an op is given of it.
+  auto finished(const Lines& lines, std::int64_t row, const State& state) const {
+    Given<typename Op::Acc, Op::kGiven> given{};
     if constexpr (Op::kGiven > 0) {
       for (int i = 0; i < Op::kGiven; ++i) {
         const bool pulled = Op::kPulled && i == Op::kGiven - 1;
-        numbers.at[i] = pulled ? D::to_acc(static_cast<const Storage*>(rows_.given[i])[row])
-                               : static_cast<const typename Op::Acc*>(rows_.given[i])[row];
+        given.at[i] = pulled ? lines.pulled(i, row)
+                             : static_cast<const typename Op::Acc*>(rows_.given[i])[row];
       }
     }
-    return numbers;
+    return Op::finish(state, given);
   }
 
   // What a row leaves beside its elements.
@@ -150,35 +100,55 @@ class Paths {
     return merge_states<State>(1, [&](int) { return state; });
   }
 
-  // Maps the columns [from, to) of a row; who has its first columns leaves its numbers.
-  void finish(std::int64_t row, const State& state, std::int64_t from, std::int64_t to) const {
-    if (from == 0) leave(row, state);
-    if constexpr (Op::kMaps) map(row, from, to, Op::finish(state, given(row)));
+  // Maps the columns [from, to) of rows; who has their first columns leaves their numbers.
+  void finish(const Lines& lines, const States& states, std::int64_t from, std::int64_t to) const {
+    if (from == 0) {
+      for (int g = 0; g < lines.count; ++g) leave(lines.first + g, states.of[g]);
+    }
+    if constexpr (Op::kMaps) map(lines, states, from, to);
   }
 
-  Storage* out(std::int64_t row, std::int64_t at) const {
-    return static_cast<Storage*>(rows_.out) + row * rows_.cols + at;
-  }
-
-  JAXSOFTMAX_CLONES void fold(std::int64_t row, std::int64_t from, std::int64_t to,
-                              State& state) const {
+  JAXSOFTMAX_CLONES void fold(const Lines& lines, std::int64_t from, std::int64_t to,
+                              States& states) const {
     if constexpr (Op::kFolded > 0) {
-      Chunk<Op, D> chunk{};
-      chunks(from, to, [&](std::int64_t at, int count) {
-        load(Op::kFolded, row, at, count, chunk);
-        fold_chunk(state, chunk);
+      Batch chunk;
+      chunks(from, std::min(to, lines.end), [&](std::int64_t at, int n) {
+        chunk.load(lines, Op::kFolded, at, n);
+        for (int g = 0; g < lines.count; ++g) {
+          chunk.unpack(lines, g, Op::kFolded, at, n);
+          chunk.fold(states.of[g]);
+        }
       });
     }
   }
 
-  template <class Row>
-  JAXSOFTMAX_CLONES void map(std::int64_t row, std::int64_t from, std::int64_t to,
-                             const Row& finished) const {
-    Chunk<Op, D> chunk{};
-    chunks(from, to, [&](std::int64_t at, int count) {
-      load(Op::kInputs, row, at, count, chunk);
-      chunk.map(finished, count, out(row, at));
+  JAXSOFTMAX_CLONES void map(const Lines& lines, const States& states, std::int64_t from,
+                             std::int64_t to) const {
+    Batch chunk;
+    map(lines, states, from, to, chunk,
+        [&](std::int64_t at, int n) { chunk.load(lines, Op::kInputs, at, n); });
+  }
+
+  // The same, with load(at, n) to fill the chunk.
+  template <class Load>
+  void map(const Lines& lines, const States& states, std::int64_t from, std::int64_t to,
+           Batch& chunk, const Load& load) const {
+    std::optional<typename Op::Row> rows[Lines::kRows];
+    for (int g = 0; g < lines.count; ++g) {
+      rows[g].emplace(finished(lines, lines.first + g, states.of[g]));
+    }
+    chunks(from, std::min(to, lines.end), [&](std::int64_t at, int n) {
+      load(at, n);
+      for (int g = 0; g < lines.count; ++g) {
+        chunk.unpack(lines, g, Op::kInputs, at, n);
+        chunk.map(lines, g, *rows[g]);
+      }
+      chunk.store(lines, at, n);
     });
+    if (lines.end >= to) return;
+    chunk.leave_out(lines);
+    chunks(std::max(from, lines.end), to,
+           [&](std::int64_t at, int n) { chunk.store(lines, at, n); });
   }
 
   // The scratch holds what the plan says, not what the row needs: the plan is checked to hold it.
@@ -191,39 +161,44 @@ class Paths {
   std::byte* scratch() const {
     static thread_local std::unique_ptr<std::byte[]> memory;
     static thread_local std::int64_t held = 0;
-    if (held < capacity()) {
+    const std::int64_t needed = capacity() * Lines::kRows;
+    if (held < needed) {
       memory.reset();
       held = 0;
-      memory.reset(new std::byte[capacity()]);
-      held = capacity();
+      memory.reset(new std::byte[needed]);
+      held = needed;
     }
     return memory.get();
   }
 
-  JAXSOFTMAX_CLONES void one_pass(std::int64_t row, std::byte* memory) const {
+  JAXSOFTMAX_CLONES void one_pass(const Lines& lines, std::byte* memory) const {
     const std::int64_t stride = capacity() / Op::kInputs;
-    const auto kept = [&](int i, std::int64_t at) {
-      return memory + i * stride + at * static_cast<int>(sizeof(Storage));
+    const auto kept = [&](int g, int i, std::int64_t at) {
+      return memory + (g * Op::kInputs + i) * stride + at * static_cast<int>(sizeof(Storage));
     };
-    Chunk<Op, D> chunk{};
-    State state;
-    chunks(0, rows_.cols, [&](std::int64_t at, int count) {
-      load(Op::kInputs, row, at, count, chunk);
-      for (int i = 0; i < Op::kInputs; ++i) {
-        std::memcpy(kept(i, at), chunk.raw[i], count * sizeof(Storage));
+    Batch chunk;
+    States states;
+    chunks(0, lines.end, [&](std::int64_t at, int n) {
+      chunk.load(lines, Op::kInputs, at, n);
+      for (int g = 0; g < lines.count; ++g) {
+        for (int i = 0; i < Op::kInputs; ++i) copy<Storage>(kept(g, i, at), chunk.raw[g][i], n);
       }
-      if constexpr (Op::kFolded > 0) fold_chunk(state, chunk);
-    });
-    state = complete(state);
-    leave(row, state);
-    if constexpr (Op::kMaps) {
-      const auto finished = Op::finish(state, given(row));
-      chunks(0, rows_.cols, [&](std::int64_t at, int count) {
-        for (int i = 0; i < Op::kInputs; ++i) {
-          std::memcpy(chunk.raw[i], kept(i, at), count * sizeof(Storage));
+      if constexpr (Op::kFolded > 0) {
+        for (int g = 0; g < lines.count; ++g) {
+          chunk.unpack(lines, g, Op::kFolded, at, n);
+          chunk.fold(states.of[g]);
         }
-        chunk.unpack(Op::kInputs, count);
-        chunk.map(finished, count, out(row, at));
+      }
+    });
+    for (int g = 0; g < lines.count; ++g) {
+      states.of[g] = complete(states.of[g]);
+      leave(lines.first + g, states.of[g]);
+    }
+    if constexpr (Op::kMaps) {
+      map(lines, states, 0, rows_.cols, chunk, [&](std::int64_t at, int n) {
+        for (int g = 0; g < lines.count; ++g) {
+          for (int i = 0; i < Op::kInputs; ++i) copy<Storage>(chunk.raw[g][i], kept(g, i, at), n);
+        }
       });
     }
   }
@@ -238,26 +213,28 @@ class Paths {
                        std::min((split + 1) * piece, rows_.cols));
     };
     if constexpr (Op::kFolded > 0) {
-      each(rows_.rows * splits, [&](std::int64_t item) {
-        const auto [from, to] = span(item % splits);
-        State state;
-        fold(item / splits, from, to, state);
-        std::memcpy(slot(item / splits, item % splits), &state, sizeof state);
+      each(splits, [&](const Lines& lines, int split) {
+        const auto [from, to] = span(split);
+        States states;
+        fold(lines, from, to, states);
+        for (int g = 0; g < lines.count; ++g) {
+          std::memcpy(slot(lines.first + g, split), &states.of[g], sizeof(State));
+        }
       });
     }
-    const std::int64_t parts = Op::kMaps ? splits : 1;
-    each(rows_.rows * parts, [&](std::int64_t item) {
-      const std::int64_t row = item / parts;
-      State state;
+    each(Op::kMaps ? splits : 1, [&](const Lines& lines, int part) {
+      States states;
       if constexpr (Op::kFolded > 0) {
-        state = merge_states<State>(plan_.splits, [&](int split) {
-          State other;
-          std::memcpy(&other, slot(row, split), sizeof other);
-          return other;
-        });
+        for (int g = 0; g < lines.count; ++g) {
+          states.of[g] = merge_states<State>(plan_.splits, [&](int split) {
+            State other;
+            std::memcpy(&other, slot(lines.first + g, split), sizeof other);
+            return other;
+          });
+        }
       }
-      const auto [from, to] = span(item % parts);
-      finish(row, state, from, to);
+      const auto [from, to] = span(part);
+      finish(lines, states, from, to);
     });
   }
 
@@ -266,5 +243,11 @@ class Paths {
   const Loader& loader_;
   xla::ffi::ThreadPool* pool_;
 };
+
+template <class Op, class D, class Loader>
+void run_paths(const Rows& rows, const Plan& plan, const Loader& loader,
+               xla::ffi::ThreadPool* pool) {
+  Paths<Op, D, Loader>(rows, plan, loader, pool).run();
+}
 
 }  // namespace jaxsoftmax::cpu

@@ -1,7 +1,8 @@
 // Hopper's asynchronous machinery, as thin as its instructions: barriers in shared memory that
 // count bytes, bulk copies into shared memory, stores into another block's shared memory, waiting
 // for the blocks of a cluster and for the kernel before. Older architectures have none of it: what
-// needs it is not launched there. Parcels in device memory work everywhere.
+// needs it is not launched there. A thread's own copies and parcels in device memory work
+// everywhere.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -88,6 +89,21 @@ __device__ inline void copy_bulk(void* shared, const void* global, int bytes, Ba
                    ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
                    "l"(global), "r"(bytes), "r"(barrier.address()), "l"(policy) : "memory"));
 }
+
+// 4, 8 or 16 bytes into shared memory, asynchronously, and this thread's wait for all it copies.
+template <int kBytes>
+__device__ void copy_async(void* shared, const void* global) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+                 "l"(global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(shared)),
+                 "l"(global), "n"(kBytes)
+                 : "memory");
+  }
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Where block `rank` of the cluster has what this block has at a shared address.
 __device__ inline unsigned remote(unsigned address, unsigned rank) {

@@ -10,16 +10,19 @@
 namespace jaxsoftmax::cuda {
 namespace {
 
-using Launcher = Failure (*)(DType, const Rows&, const Plan&, Stage, cudaStream_t);
+using Launcher = Failure (*)(DType, const LoadedRows&, Layout, const Plan&, Stage, cudaStream_t);
 
 ffi::Error handle(const char* name, const Signature& signature, Launcher launch, Stage stage,
                   cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                  const Plan& plan, std::int32_t reduced) {
-  auto call = decode_call(name, signature, args, rets, plan, reduced);
+                  const Plan& plan, std::int64_t axes, const Loads& loads) {
+  auto call = decode_call(name, signature, args, rets, plan, axes, loads);
   if (call.has_error()) return call.error();
+  if (auto error = check_plan(name, signature, plan, *call, call->layout); error.failure()) {
+    return error;
+  }
   if (call->empty) return ffi::Error::Success();
   if (!call->aligned) return invalid(name, "needs 16-byte aligned buffers, as XLA promises them");
-  const Failure failure = launch(call->dtype, call->rows, plan, stage, stream);
+  const Failure failure = launch(call->dtype, call->rows, call->layout, plan, stage, stream);
   if (failure.error == cudaSuccess) return ffi::Error::Success();
   return ffi::Error::Internal("jaxsoftmax." + std::string(name) + ": kernel " + failure.kernel +
                               " of plan " + describe(plan, call->rows) + ": " +
@@ -46,9 +49,10 @@ auto bind(const Handle& handle) {
 #define JAXSOFTMAX_HANDLER(symbol, name, Op, stage)                                              \
   XLA_FFI_Error* symbol(XLA_FFI_CallFrame* frame) {                                              \
     static const auto impl = [](cudaStream_t stream, ffi::RemainingArgs args,                    \
-                                ffi::RemainingRets rets, Plan plan, std::int32_t reduced) {      \
+                                ffi::RemainingRets rets, Plan plan, std::int64_t axes,           \
+                                Loads loads) {                                                   \
       return handle(#name, signature<Op<FastFloat>>(), launch_##name, stage, stream, args, rets, \
-                    plan, reduced);                                                              \
+                    plan, axes, loads);                                                          \
     };                                                                                           \
     static const auto handler = bind<stage>(impl);                                               \
     return handler->Call(frame);                                                                 \

@@ -20,7 +20,7 @@ struct Failure {
 };
 
 #define JAXSOFTMAX_OP(name, Op) \
-  Failure launch_##name(DType, const Rows&, const Plan&, Stage, cudaStream_t);
+  Failure launch_##name(DType, const LoadedRows&, Layout, const Plan&, Stage, cudaStream_t);
 JAXSOFTMAX_OPS(JAXSOFTMAX_OP)
 #undef JAXSOFTMAX_OP
 

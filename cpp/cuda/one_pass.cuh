@@ -4,9 +4,9 @@
 
 #include "../ops.h"
 #include "enqueue.cuh"
+#include "packs.cuh"
 #include "reduce.cuh"
 #include "row.cuh"
-#include "vec.cuh"
 
 namespace jaxsoftmax::cuda {
 
@@ -22,12 +22,14 @@ struct Held {
   using Values = typename Packs<Op, D>::Values;
   static constexpr int kRaw = kRegs * Op::kInputs * 4;  // registers
   static constexpr int kValues = kRaw * static_cast<int>(sizeof(Acc) / sizeof(typename D::Storage));
-  static constexpr bool kKept = Op::kKeeps && sizeof(Acc) == 4 &&
-                                kValues <= (kCluster || sizeof(typename D::Storage) == 4 ? 32 : 16);
+  static constexpr bool kWide = kCluster || sizeof(typename D::Storage) == 4;
+  static constexpr bool kKept =
+      Op::kKeeps && sizeof(Acc) == 4 && kValues <= (D::kLoaded || kWide ? 32 : 16);
   // Blocks of the most threads that an SM's registers must have room for. Left alone, the compiler
   // takes 95 registers for 8 packs of float16, and 16384 x 16384 goes from 288 to over 345 us.
   static constexpr int kWords = kKept ? kValues : kRaw;
   static constexpr int kBlocks = sizeof(Acc) == 8 || Op::kFolded == 0 ? 1
+                                 : D::kLoaded                         ? 2
                                  : kRegs <= 4                         ? (kWords <= 16 ? 2 : 1)
                                  : kWords <= 32 && !kKept             ? 3
                                  : kWords <= 64                       ? 2
@@ -36,9 +38,21 @@ struct Held {
   Packs<Op, D> packs[kRegs];
   Values values[kKept ? kRegs : 1];  // of one pack at a time where they are not kept
 
-  __device__ Values& unpack(int k) {
+  // What is kept of loaded packs is unpacked as soon as it is known what counts.
+  template <class Window>
+  __device__ void mask(const Window& window, int k, int p) {
+    packs[k].mask(window, p);
+    if constexpr (kKept && D::kLoaded) packs[k].unpack(window, values[k]);
+  }
+  template <class Window>
+  __device__ Acc largest(const Window& window, int k) const {
+    if constexpr (kKept && D::kLoaded) return tree(values[k][0], larger<Acc>);
+    return packs[k].largest(window);
+  }
+  template <class Window>
+  __device__ Values& unpack(const Window& window, int k) {
     Values& to = values[kKept ? k : 0];
-    packs[k].unpack(to);
+    if constexpr (!(kKept && D::kLoaded)) packs[k].unpack(window, to);
     return to;
   }
 };
@@ -64,12 +78,20 @@ __host__ __device__ constexpr int senders(int warps, int blocks) {
 enum class For { any, whole, cluster };
 inline constexpr int kWholePacks = 8;  // compiled for whole rows up to so many packs a lane
 
+// Loaded whole rows of one input in 80 registers: with 87, 29 % of the warps hid too little.
+template <class Op, class D, int kRegs, For kFor>
+inline constexpr int kBlocksOf = D::kLoaded && sizeof(typename D::Storage) * kRegs <= 16 &&
+                                         Op::kInputs == 1 && kRegs >= 4 && kFor == For::whole
+                                     ? 3
+                                     : Held<Op, D, kRegs, kFor == For::cluster>::kBlocks;
+
 // kRegs and smem_packs count packs of each input. All loads into registers are issued before the
 // first use.
 template <class Op, class D, int kRegs, For kFor>
-__global__ void __launch_bounds__(one_pass_threads(kRegs),
-                                  Held<Op, D, kRegs, kFor == For::cluster>::kBlocks)
-    one_pass(Rows rows, int rows_per_block, int lanes_a_block, int smem_packs, int blocks) {
+__global__ void __launch_bounds__(one_pass_threads(kRegs, D::kLoaded),
+                                  kBlocksOf<Op, D, kRegs, kFor>)
+    one_pass(const __grid_constant__ RowsOf<D> rows, int rows_per_block, int lanes_a_block,
+             int smem_packs, int blocks) {
   constexpr bool kCluster = kFor == For::cluster, kWhole = kFor == For::whole;
   constexpr bool kFolds = Op::kFolded > 0;
   using State = typename Op::State;
@@ -90,19 +112,20 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x >> doublings) * rows_per_block;
        first < rows.rows; first += stride, ++turn) {
     const std::int64_t row = first + group;
-    const Window<D, int> window(rows, row);
+    const WindowOf<D, int, kWhole> window(rows, row);
     const auto known = given<Op, D>(rows, row);
     const int packs = kWhole ? kRegs * lanes : row < rows.rows ? window.packs() : 0;
+    const int read = D::kLoaded ? min(packs, window.read()) : packs;
 
-    // visit(k, p) for the packs p that this lane holds in registers; in shared memory
-    const auto in_registers = [&](int lane, const auto& visit) {
+    // visit(k, p) for the packs p below `packs` that this lane has in registers; in shared memory
+    const auto in_registers = [&](int lane, int packs, const auto& visit) {
 #pragma unroll
       for (int k = 0; k < kRegs; ++k) {
-        if (kWhole || lane + k * lanes < packs) visit(k, lane + k * lanes);
+        if ((kWhole && !D::kLoaded) || lane + k * lanes < packs) visit(k, lane + k * lanes);
       }
     };
-    const auto in_shared = [&](int lane, const auto& visit) {
-      for (int k = 0; !kWhole && k < smem_packs; ++k) {
+    const auto in_shared = [&](int lane, int packs, const auto& visit) {
+      for (int k = 0; !kWhole && !D::kLoaded && k < smem_packs; ++k) {
         const int p = lane + (kRegs + k) * lanes;
         if (p >= packs) break;
         visit(shared + k * Op::kInputs * blockDim.x + threadIdx.x, p);
@@ -116,8 +139,10 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
     };
 
     Held<Op, D, kRegs, kCluster> held;
-    in_registers(lane, [&](int k, int p) { held.packs[k].load(rows, window, p); });
-    in_shared(lane, [&](Pack* slot, int p) {
+#pragma unroll
+    for (int k = 0; k < kRegs; ++k) held.packs[k].skip();
+    in_registers(lane, read, [&](int k, int p) { held.packs[k].load(rows, window, p); });
+    in_shared(lane, read, [&](Pack* slot, int p) {
       Packs<Op, D> loaded;
       loaded.load(rows, window, p);
       loaded.mask(window, p);
@@ -130,22 +155,23 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
       __syncwarp();
       arrive_at_cluster();
     }
-    if (!kWhole && window.ragged()) {
-      in_registers(lane, [&](int k, int p) { held.packs[k].mask(window, p); });
+    if ((!kWhole || D::kLoaded) && window.ragged()) {
+      in_registers(lane, read, [&](int k, int p) { held.mask(window, k, p); });
     }
 
     State state;
     if constexpr (State::kKeyed) {  // the key of the warp's lanes first: they never rescale
-      const auto expect = [&](const Pack& pack) { state.expect(Convert<D>::largest(pack)); };
-      in_registers(lane, [&](int k, int) { expect(held.packs[k].raw[0]); });
-      in_shared(lane, [&](const Pack* slot, int) { expect(*slot); });
+      in_registers(lane, read, [&](int k, int) { state.expect(held.largest(window, k)); });
+      in_shared(lane, read, [&](const Pack* slot, int) {
+        state.expect(Convert<typename D::Base>::largest(*slot));
+      });
       state.expect(largest_of_lanes(state.key(), min(lanes_a_block, 32), members_of_warp()));
     }
     if constexpr (kFolds) {
-      in_registers(lane, [&](int k, int) { Op::fold(state, held.unpack(k)); });
-      in_shared(lane, [&](const Pack* slot, int) {
+      in_registers(lane, read, [&](int k, int) { Op::fold(state, held.unpack(window, k)); });
+      in_shared(lane, read, [&](const Pack* slot, int) {
         Values values;
-        fetch(slot).unpack(values);
+        fetch(slot).unpack(window, values);
         Op::fold(state, values);
       });
     }
@@ -170,28 +196,30 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs),
       const int again = anew(lane);
       if constexpr (held.kKept) {
         const auto factor = Op::kept_factor(of_lane, finished);
-        in_registers(again, [&](int k, int p) {
+        in_registers(again, packs, [&](int k, int p) {
           Acc mapped[kPerPack<D>];
 #pragma unroll
           for (int j = 0; j < kPerPack<D>; ++j)
             mapped[j] = Op::map_kept(held.values[k][0][j], factor);
-          window.template store<kWhole>(rows.out, p, Convert<D>::pack(mapped));
+          held.packs[k].template store<kWhole>(rows, window, p, mapped);
         });
       } else {
-        in_registers(again, [&](int k, int p) {
+        in_registers(again, packs, [&](int k, int p) {
           held.packs[k].template map<kWhole>(rows, window, p, finished);
         });
       }
-      in_shared(again,
+      in_shared(again, packs,
                 [&](const Pack* slot, int p) { fetch(slot).map(rows, window, p, finished); });
     }
   }
 }
 
-template <class Op, class D, int kRegs = 1>
-void launch_one_pass(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
-  if (plan.reg_packs != kRegs * Op::kInputs) {
-    if constexpr (2 * kRegs * Op::kInputs <= 32) {
+template <class Op, class D, int kRegs = D::kLoaded ? 2 : 1>
+void launch_one_pass(const RowsOf<D>& rows, const Plan& plan, Enqueue& enqueue) {
+  // Loaded rows of one pack a lane have a kernel's room for two, which costs them nothing.
+  if (plan.reg_packs > kRegs * Op::kInputs ||
+      (!D::kLoaded && plan.reg_packs < kRegs * Op::kInputs)) {
+    if constexpr (2 * kRegs * (D::kLoaded ? 32 / kLoadedPacks : Op::kInputs) <= 32) {
       launch_one_pass<Op, D, 2 * kRegs>(rows, plan, enqueue);
     }
     return;
@@ -213,8 +241,10 @@ void launch_one_pass(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
     return;
   }
   if constexpr (kRegs <= kWholePacks) {
-    if (rows.cols == std::int64_t{kRegs} * plan.lanes() * kPerPack<D> &&
-        rows.rows % plan.rows_per_block == 0) {
+    bool whole = rows.cols == std::int64_t{kRegs} * plan.lanes() * kPerPack<D> &&
+                 rows.rows % plan.rows_per_block == 0;
+    if constexpr (D::kLoaded) whole = whole && whole_packs<D>(rows);
+    if (whole) {
       return run(std::integral_constant<For, For::whole>());
     }
   }

@@ -12,9 +12,9 @@
 
 #include "../ops.h"
 #include "enqueue.cuh"
+#include "packs.cuh"
 #include "reduce.cuh"
 #include "row.cuh"
-#include "vec.cuh"
 
 namespace jaxsoftmax::cuda {
 
@@ -45,7 +45,7 @@ struct Cut {
 
 template <class Op, class D>
 __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
-    ring(Rows rows, int blocks, int slots, Cut cut, bool cooperative) {
+    ring(const __grid_constant__ Rows rows, int blocks, int slots, Cut cut, bool cooperative) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   return;  // never launched: see Launch::hopper
 #endif
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kMaxThreads + 32, kRingBlocks<D>)
       for (; p < piece.packs(); p += chunk) {
         full[at.slot].wait(at.phase);
         each(piece, at, p,
-             [&](const auto& loaded, int, auto) { fold_packs<Op, D>(state, loaded); });
+             [&](const auto& loaded, int, auto) { fold_packs<Op, D>(state, piece, loaded); });
         if (p < cut.streamed) {
           release(at);
           kept.advance(slots);

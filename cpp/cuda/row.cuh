@@ -5,22 +5,40 @@
 #include "../dtypes.h"
 #include "../ops.h"
 #include "../plan.h"
+#include "loaded.cuh"
 
 namespace jaxsoftmax::cuda {
 
+// A number of the first input's dtype.
+template <class D>
+__device__ typename D::Numerics::Acc pulled(const RowsOf<D>& rows, const void* base,
+                                            std::int64_t row) {
+  using Each = Elements<D, 1>;
+  if constexpr (D::kLoaded) {
+    const DType dtype = rows.loading.in[0];
+    const bool narrow = Each::narrow(rows.loading, dtype);
+    typename D::Numerics::Acc number[1];
+    Each::unpack(Each::load(base, row, narrow), narrow, dtype, number);
+    return number[0];
+  } else {
+    return D::to_acc(__ldg(static_cast<const typename D::Storage*>(base) + row));
+  }
+}
+
 // The op's given numbers of a row. Where rows are short, to be loaded beside their elements.
 template <class Op, class D>
-__device__ Given<typename Op::Acc, Op::kGiven> given(const Rows& rows, std::int64_t row) {
+__device__ Given<typename Op::Acc, Op::kGiven> given(const RowsOf<D>& rows, std::int64_t row) {
   using Acc = typename Op::Acc;
   Given<Acc, Op::kGiven> numbers{};
   if constexpr (Op::kGiven > 0) {
     if (row >= rows.rows) return numbers;
 #pragma unroll
     for (int i = 0; i < Op::kGiven; ++i) {
-      const bool pulled = Op::kPulled && i == Op::kGiven - 1;
-      numbers.at[i] =
-          pulled ? D::to_acc(__ldg(static_cast<const typename D::Storage*>(rows.given[i]) + row))
-                 : __ldg(static_cast<const Acc*>(rows.given[i]) + row);
+      if (Op::kPulled && i == Op::kGiven - 1) {
+        numbers.at[i] = pulled<D>(rows, rows.given[i], row);
+      } else {
+        numbers.at[i] = __ldg(static_cast<const Acc*>(rows.given[i]) + row);
+      }
     }
   }
   return numbers;

@@ -22,14 +22,14 @@ struct Piece {
 
 template <class Op, class D>
 __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
-    split_k_fold(Rows rows, int splits) {
+    split_k_fold(const __grid_constant__ RowsOf<D> rows, int splits) {
   using State = typename Op::State;
   __shared__ Scratch<State> scratch;
   start_dependents();
   int turn = 0;
   for (std::int64_t item = blockIdx.x; item < rows.rows * splits; item += gridDim.x, ++turn) {
-    const Window<D> window(rows, item / splits);
-    const Piece piece(window.packs(), splits, static_cast<int>(item % splits));
+    const WindowOf<D> window(rows, item / splits);
+    const Piece piece(window.read(), splits, static_cast<int>(item % splits));
     State state;
     fold_span<Op, D, true>(rows, window, piece.from, piece.to, threadIdx.x, blockDim.x, state);
     reduce_row(state, blockDim.x, turn, scratch);
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
 
 template <class Op, class D>
 __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
-    split_k_map(Rows rows, int splits) {
+    split_k_map(const __grid_constant__ RowsOf<D> rows, int splits) {
   using State = typename Op::State;
   __shared__ Scratch<State> scratch;
   const int parts = Op::kMaps ? splits : 1;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
       return state;
     };
     if constexpr (Op::kMaps) {
-      const Window<D> window(rows, row);
+      const WindowOf<D> window(rows, row);
       const Piece piece(window.packs(), splits, part);
       const auto known = given<Op, D>(rows, row);
       load_and_map_span<Op, D>(rows, window, piece.from, piece.to, lane, lanes,
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kMaxThreads, kStreamBlocks<D>)
 }
 
 template <class Op, class D>
-void launch_split_k(const Rows& rows, const Plan& plan, Enqueue& enqueue) {
+void launch_split_k(const RowsOf<D>& rows, const Plan& plan, Enqueue& enqueue) {
   const std::int64_t blocks = rows.rows * plan.splits;
   Launch launch{plan.threads};
   if constexpr (Op::kFolded > 0) {

@@ -34,7 +34,16 @@ struct Convert {
   __device__ static Acc largest(const Pack& pack) {
     Acc values[kN];
     unpack(pack, values);
-    return tree(values, larger<Acc>);
+    return tree(values, jaxsoftmax::larger<Acc>);
+  }
+  // Of each element.
+  __device__ static Pack larger(const Pack& a, const Pack& b) {
+    Acc of_a[kN], of_b[kN];
+    unpack(a, of_a);
+    unpack(b, of_b);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) of_a[j] = jaxsoftmax::larger(of_a[j], of_b[j]);
+    return pack(of_a);
   }
 };
 
@@ -57,6 +66,10 @@ struct ConvertPairs {
     const unsigned word = Pair::larger(Pair::larger(pack.x, pack.y), Pair::larger(pack.z, pack.w));
     const float2 pair = Pair::widen(word);
     return jaxsoftmax::larger(pair.x, pair.y);
+  }
+  __device__ static Pack larger(const Pack& a, const Pack& b) {
+    return {Pair::larger(a.x, b.x), Pair::larger(a.y, b.y), Pair::larger(a.z, b.z),
+            Pair::larger(a.w, b.w)};
   }
 };
 
@@ -97,9 +110,9 @@ template <class D, class Index = std::int64_t, int kAlign = 1>
 class Window {
   using Storage = typename D::Storage;
   using Unsigned = std::make_unsigned_t<Index>;
-  static constexpr unsigned kN = kPerPack<D>;
 
  public:
+  static constexpr unsigned kN = kPerPack<D>;
   __device__ Window(const Rows& rows, std::int64_t row) {
     const std::uint64_t offset = static_cast<std::uint64_t>(row * rows.cols);
     const Index begin = static_cast<Index>(offset % (kAlign * kN));
@@ -120,7 +133,9 @@ class Window {
     return cut;
   }
 
+  // Packs of the row, and the first so many that are read.
   __device__ Index packs() const { return static_cast<Index>((Unsigned(end_) + kN - 1) / kN); }
+  __device__ Index read() const { return packs(); }
   // Whether none of the packs [from, to) reaches outside the row.
   __device__ bool whole(Index from, Index to) const {
     const Index first = kAlign == 1 ? begin_ > 0 : (Unsigned(begin_) + kN - 1) / kN;
@@ -168,7 +183,7 @@ class Window {
     }
   }
 
- private:
+ protected:
   template <class, class, int>
   friend class Window;
   __device__ Window() {}
@@ -186,70 +201,5 @@ class Window {
   std::uint64_t origin_;  // bytes from the array's start to pack 0
   Index begin_, end_;     // the row's elements, counted from pack 0's start
 };
-
-// One pack of each of an op's inputs.
-template <class Op, class D>
-struct Packs {
-  using Acc = typename D::Numerics::Acc;
-  static constexpr int kN = kPerPack<D>;
-  using Values = Acc[Op::kInputs][kN];
-  Pack raw[Op::kInputs];
-
-  template <class Window, class Index>
-  __device__ void load(const Rows& rows, const Window& window, Index p) {
-#pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) raw[i] = window.load(rows.in[i], p);
-  }
-  template <class Window, class Index>
-  __device__ void mask(const Window& window, Index p) {
-#pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) window.mask(raw[i], p, D::from_acc(Op::pad(i)));
-  }
-  __device__ void unpack(Values& values) const {
-#pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) Convert<D>::unpack(raw[i], values[i]);
-  }
-  template <bool kWhole = false, class Window, class Index, class Row>
-  __device__ void map(const Rows& rows, const Window& window, Index p, const Row& row,
-                      bool passing = false) const {
-    Values values;
-    unpack(values);
-    Acc mapped[kN];
-#pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      Acc v[Op::kInputs];
-#pragma unroll
-      for (int i = 0; i < Op::kInputs; ++i) v[i] = values[i][j];
-      mapped[j] = Op::map(v, row);
-    }
-    window.template store<kWhole>(rows.out, p, Convert<D>::pack(mapped), passing);
-  }
-};
-
-// Folds `count` packs of a lane online, of which `together` share an addition to the state.
-template <class Op, class D, int count, int together = count>
-__device__ void fold_packs(typename Op::State& state, const Packs<Op, D> (&packs)[count]) {
-  constexpr int kN = kPerPack<D>;
-  using Acc = typename D::Numerics::Acc;
-  if constexpr (Op::State::kKeyed) {
-    Acc key = Convert<D>::largest(packs[0].raw[0]);
-#pragma unroll
-    for (int u = 1; u < count; ++u) key = larger(key, Convert<D>::largest(packs[u].raw[0]));
-    state.raise(key);
-  }
-#pragma unroll
-  for (int from = 0; from < count; from += together) {
-    Acc values[Op::kInputs][together * kN];
-#pragma unroll
-    for (int u = 0; u < together; ++u) {
-#pragma unroll
-      for (int i = 0; i < Op::kInputs; ++i) {
-        Convert<D>::unpack(packs[from + u].raw[i],
-                           *reinterpret_cast<Acc(*)[kN]>(&values[i][u * kN]));
-      }
-    }
-    Op::fold(state, values);
-  }
-}
 
 }  // namespace jaxsoftmax::cuda
