@@ -175,8 +175,8 @@ def _in_block(
     if loaded:
         maps_and_folds = op.folds > 0 and not op.reduces
         longer = (LOADED_ONE, LOADED_TWO)[k - 1] if maps_and_folds else depths
-        each = [LOADED_PACKS if packs > 1024 else a_lane for packs, a_lane in longer]
-        depths = tuple((row[0], min(a, LOADED_PACKS)) for row, a in zip(longer, each, strict=True))
+        ours = [LOADED_PACKS if packs > 1024 else a_lane for packs, a_lane in longer]
+        depths = tuple((row[0], min(a, LOADED_PACKS)) for row, a in zip(longer, ours, strict=True))
     elif on.max_cluster == 0 and not op.reduces:
         depths = (*depths, LONGEST_OF_A_BLOCK)
     a_lane = next((a_lane for packs, a_lane in depths if size <= packs), None)
