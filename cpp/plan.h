@@ -1,4 +1,4 @@
-// What to run: the plan (the twin of _legal.py) and the rows it runs on. Plain structs: nothing
+// What to run: the plan (the twin of _plan_spec.py) and the rows it runs on. Plain structs: nothing
 // here knows XLA or CUDA.
 #pragma once
 

@@ -46,8 +46,8 @@ REGISTERS_TWO_INPUTS = (
 # Loaded rows have a start that costs more, so fewer lanes share it. bfloat16, scaled and masked:
 LOADED_ONE = (
     (32, 2),
-    (128, 4),  # 524288 x 1024 scaled: 636 us; masked 689, 722 with 8
-    (2048, 8),  # 262144 x 2048 scaled: 611 us, 671 with 4; 131072 x 4096 masked 723, 746
+    (512, 4),  # 524288 x 1024, masked: 689 us, 722 with 8
+    (2048, 8),
 )
 LOADED_TWO = (
     (32, 2),

@@ -157,8 +157,8 @@ __device__ std::uint64_t two_words(const std::uint8_t* at, int from, int to) {
 }
 
 // A row whose elements lie side by side, its scale, and which of its elements count. kWhole: it is
-// whole packs of one dtype, and so is a mask's line.
-template <class D, class Index, bool kWhole>
+// whole packs of one dtype, and so is a mask's line. kEvery: all elements count.
+template <class D, class Index, bool kWhole, bool kEvery>
 class LoadedWindow : public Window<D, Index> {
   using Acc = typename D::Numerics::Acc;
   using Base = Window<D, Index>;
@@ -173,12 +173,12 @@ class LoadedWindow : public Window<D, Index> {
     const Loading& loading = rows.loading;
     ragged_ = this->begin_ > 0 || this->end_ % kN != 0;
     if (row >= rows.rows) return;
-    if (loading.causal) {
+    if (!kEvery && loading.causal) {
       const std::int64_t query = row - loading.queries.quotient(row) * loading.queries.by;
       if (query + 1 < rows.cols) end_read_ = this->begin_ + static_cast<Index>(query + 1);
     }
-    ragged_read_ = (!kWhole && ragged_) || (loading.causal && end_read_ % kN != 0);
-    if (loading.mask != nullptr) {
+    ragged_read_ = (!kWhole && ragged_) || (!kEvery && loading.causal && end_read_ % kN != 0);
+    if (!kEvery && loading.mask != nullptr) {
       mask_ = loading.mask + loading.mask_outer.offset(row);
       if (loading.mask_cols.constant()) {
         all_ = load_kept(mask_) != 0;
@@ -194,13 +194,10 @@ class LoadedWindow : public Window<D, Index> {
   }
 
   __device__ Acc scale() const { return scale_; }
-  __device__ Index read() const {
-    return kWhole && !loading_.causal ? this->end_ / kN : (end_read_ + kN - 1) / kN;
-  }
+  __device__ Index read() const { return (end_read_ + kN - 1) / kN; }
   __device__ bool ragged() const { return true; }
   __device__ bool whole(Index, Index) const { return false; }
-  // Whether all elements count, of every row.
-  __device__ bool every() const { return kWhole && loading_.mask == nullptr && !loading_.causal; }
+  __device__ static constexpr bool every() { return kEvery; }
 
   __device__ Pack load(const void* base, Index p, int i) const {
     return Each::load(base, first_ + p * kN, narrow(loading_.in[i]));
@@ -215,7 +212,7 @@ class LoadedWindow : public Window<D, Index> {
 
   // The mask's bytes of a pack that is read, and a bit for each element of it that counts.
   __device__ std::uint64_t mask_bytes(Index p) const {
-    if (mask_ == nullptr) return 0;
+    if (kEvery || mask_ == nullptr) return 0;
     if constexpr (kWhole) return aligned_bytes<kN>(mask_ + p * kN);
     if (aligned_) return aligned_bytes<kN>(mask_ + p * kN);
     const Index from = this->begin_ - p * kN, to = end_read_ - p * kN;

@@ -75,15 +75,17 @@ __host__ __device__ constexpr int senders(int warps, int blocks) {
 // What a kernel is compiled for. Rows of which every lane has all its packs need no checks, which
 // short rows feel: float16 1048576 x 64 takes 65.8 us instead of 69.8, 2048 x 4096 10.8 instead of
 // 11.0. And only a cluster needs its code: with it 1048576 x 64 took 72.0 us instead of 70.2.
-enum class For { any, whole, cluster };
+// Of loaded rows all elements may count, of every row: these need no bits.
+enum class For { any, whole, cluster, every };
 inline constexpr int kWholePacks = 8;  // compiled for whole rows up to so many packs a lane
 
-// Loaded whole rows of one input in 80 registers: with 87, 29 % of the warps hid too little.
+// Loaded whole rows of one input in 80 registers, or 64: with 87, 29 % of the warps hid too little.
 template <class Op, class D, int kRegs, For kFor>
-inline constexpr int kBlocksOf = D::kLoaded && sizeof(typename D::Storage) * kRegs <= 16 &&
-                                         Op::kInputs == 1 && kRegs >= 4 && kFor == For::whole
-                                     ? 3
-                                     : Held<Op, D, kRegs, kFor == For::cluster>::kBlocks;
+inline constexpr int kBlocksOf =
+    D::kLoaded && sizeof(typename D::Storage) * kRegs <= 16 && Op::kInputs == 1 && kRegs >= 4 &&
+            (kFor == For::whole || (kFor == For::every && kRegs == 4))
+        ? (kFor == For::every ? 4 : 3)
+        : Held<Op, D, kRegs, kFor == For::cluster>::kBlocks;
 
 // kRegs and smem_packs count packs of each input. All loads into registers are issued before the
 // first use.
@@ -92,7 +94,8 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs, D::kLoaded),
                                   kBlocksOf<Op, D, kRegs, kFor>)
     one_pass(const __grid_constant__ RowsOf<D> rows, int rows_per_block, int lanes_a_block,
              int smem_packs, int blocks) {
-  constexpr bool kCluster = kFor == For::cluster, kWhole = kFor == For::whole;
+  constexpr bool kCluster = kFor == For::cluster, kEvery = kFor == For::every;
+  constexpr bool kWhole = kFor == For::whole || kEvery;
   constexpr bool kFolds = Op::kFolded > 0;
   using State = typename Op::State;
   using Values = typename Packs<Op, D>::Values;
@@ -112,16 +115,17 @@ __global__ void __launch_bounds__(one_pass_threads(kRegs, D::kLoaded),
   for (std::int64_t first = static_cast<std::int64_t>(blockIdx.x >> doublings) * rows_per_block;
        first < rows.rows; first += stride, ++turn) {
     const std::int64_t row = first + group;
-    const WindowOf<D, int, kWhole> window(rows, row);
+    const WindowOf<D, int, kWhole, kEvery> window(rows, row);
     const auto known = given<Op, D>(rows, row);
     const int packs = kWhole ? kRegs * lanes : row < rows.rows ? window.packs() : 0;
-    const int read = D::kLoaded ? min(packs, window.read()) : packs;
+    const int read = D::kLoaded && !kEvery ? min(packs, window.read()) : packs;
 
     // visit(k, p) for the packs p below `packs` that this lane has in registers; in shared memory
     const auto in_registers = [&](int lane, int packs, const auto& visit) {
 #pragma unroll
       for (int k = 0; k < kRegs; ++k) {
-        if ((kWhole && !D::kLoaded) || lane + k * lanes < packs) visit(k, lane + k * lanes);
+        if ((kWhole && (!D::kLoaded || kEvery)) || lane + k * lanes < packs)
+          visit(k, lane + k * lanes);
       }
     };
     const auto in_shared = [&](int lane, int packs, const auto& visit) {
@@ -243,7 +247,12 @@ void launch_one_pass(const RowsOf<D>& rows, const Plan& plan, Enqueue& enqueue) 
   if constexpr (kRegs <= kWholePacks) {
     bool whole = rows.cols == std::int64_t{kRegs} * plan.lanes() * kPerPack<D> &&
                  rows.rows % plan.rows_per_block == 0;
-    if constexpr (D::kLoaded) whole = whole && whole_packs<D>(rows);
+    if constexpr (D::kLoaded) {
+      whole = whole && whole_packs<D>(rows);
+      if (whole && !rows.loading.mask && !rows.loading.causal) {
+        return run(std::integral_constant<For, For::every>());
+      }
+    }
     if (whole) {
       return run(std::integral_constant<For, For::whole>());
     }

@@ -8,8 +8,9 @@
 
 namespace jaxsoftmax::cuda {
 
-template <class D, class Index = std::int64_t, bool kWhole = false>
-using WindowOf = std::conditional_t<D::kLoaded, LoadedWindow<D, Index, kWhole>, Window<D, Index>>;
+template <class D, class Index = std::int64_t, bool kWhole = false, bool kEvery = false>
+using WindowOf =
+    std::conditional_t<D::kLoaded, LoadedWindow<D, Index, kWhole, kEvery>, Window<D, Index>>;
 
 template <class Op, class D>
 struct Packs {
