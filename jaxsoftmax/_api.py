@@ -39,7 +39,7 @@ def softmax(
         float64) and never rounded to 16 bits. It has a gradient.
       is_causal: with True, the last two dimensions are (query, key), and keys after their query are
         not included; over the last axis, their half is not even read.
-      dtype: the result's, a float's; the gradient has x's.
+      dtype: the result's, a float's. The gradient has x's, and is that of the result as rounded.
       path: forces a kernel: "one_pass", "two_pass", "split_k", a seed kernel's name ("packed",
         "medium", "extreme", "arbitrary", "splitk") or a `Plan`. A name forces the gradient too; a
         `Plan` was made for this op, and the gradient takes its path, planned anew. None lets

@@ -139,6 +139,8 @@ class Call:
             spread = {_is_one(sizes[a]) for a in axes if not _is_one(shape[a])}
         if view(shape, axes)[3] and (mask is None or len(spread) < 2):
             return "rows" if plain else "loaded"
+        if plain and not all(isinstance(size, int) for size in shape):
+            return "columns"  # a size that is 1 in the end may make it so: room for packs
         long = [d - len(shape) for d, size in enumerate(shape) if not _is_one(size)]
         places = [i for i, a in enumerate(long) if a in axes]
         neighbours = places == list(range(places[0], places[0] + len(places)))

@@ -63,7 +63,7 @@ def partitioned(
         partition,
         infer_sharding_from_operands=infer,
         sharding_rule=" -> ".join(", ".join(map(" ".join, side)) for side in (takes, gives)),
-        need_replication_factors=tuple(sorted(whole)),
+        need_replication_factors=tuple(sorted(whole, key=lambda name: int(name[1:]))),
     )
     return run(*operands)
 

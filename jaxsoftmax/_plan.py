@@ -75,8 +75,8 @@ def plan(
         layout = "rows" if known(inner) and inner == 1 else "columns"
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}; valid layouts: {', '.join(LAYOUTS)}")
-    if layout == "columns" and (not known(inner) or inner * DTYPES[dtype] % PACK != 0):
-        layout = "cells"  # of no whole packs
+    if layout == "columns" and known(inner) and inner * DTYPES[dtype] % PACK != 0:
+        layout = "cells"  # of no whole packs; an unknown inner may come as packs: room for these
     rows = max(int(outer * inner), 1) if known(outer) and known(inner) else None
     size = max(packs(n, dtype), 1) if known(n) else None
     lines = max(packs(n, dtype, LINE), 1) if known(n) else None

@@ -88,7 +88,7 @@ def _held(inputs: int, slot: int, n: int, units: int, outer: int, on: Limits) ->
     blocks = 1
     if n > SHORT[-1][0]:
         blocks = _blocks(inputs, n, threads // width, a_pack)
-        while blocks > clusters(on):
+        while blocks > max(clusters(on), 1):
             if on.max_cluster > 0 or width == 1:
                 return None
             width //= 2

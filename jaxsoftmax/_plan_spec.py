@@ -42,6 +42,10 @@ class Plan:
     memory, over all inputs of the op. Shared memory without registers is a ring of slots that
     bulk copies fill (a slot is CHUNK packs a lane of every input).
 
+    Of columns, which do not lie side by side, `rows_per_block` counts the lanes beside each other,
+    the packs (of cells: single elements) a lane keeps are all in shared memory, and two_pass may be
+    cut over a cluster of `splits` blocks too.
+
     `splits` blocks share a row. In one_pass they are a cluster and hold all of it; in split_k each
     takes a piece, in two launches, or with `smem_packs` in one cooperative launch: what its ring
     does not hold is read again. Clusters and rings are a GPU's. On a CPU, `threads` only scales the

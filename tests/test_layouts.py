@@ -50,6 +50,15 @@ def test_unknown_sizes(layout):
             plan("softmax", "float16", 4, None, 8, limits=preset, layout=layout, path="one_pass")
 
 
+def test_unknown_inner_leaves_room_for_packs():
+    """Sizes that are known late may make packs of what was planned: their tile fits too."""
+    for op, n, preset in itertools.product(OPS, COLUMNS, GPUS):
+        chosen = plan(op, "bfloat16", None, n, None, limits=preset, layout="columns")
+        tile = chosen.threads * chosen.smem_packs * PACK
+        merged = columns_smem(chosen.threads, chosen.rows_per_block, chosen.splits)
+        assert tile + merged <= LIMITS[preset].smem_per_block
+
+
 def test_the_layout_follows_from_inner():
     """By itself: columns beside each other, cells where a pack would not fit."""
     for inner, like in ((64, "columns"), (63, "cells")):
