@@ -63,7 +63,7 @@ def choose(
             return Plan("one_pass", COLUMN_THREADS, 1, 0, packs, blocks)
     few = tiles is not None and tiles < 2 * on.sms
     if path == "split_k" or (path is None and few):
-        # (32768, 8192), axis 0: 449 us with 4 pieces of 2 lines, 705 with 5 of one (backward 658).
+        # (32768, 8192), axis 0: 449 us with 4 pieces of 2 lines; backward 658, 705 with 5 of one.
         wide = min(2 * line, power_of_2(units)) if tiles is not None else wide
         across = max(outer or 1, 1) * math.ceil(units / wide)
         splits = round(2 * on.sms / across)

@@ -47,7 +47,7 @@ REGISTERS_TWO_INPUTS = (
 LOADED_ONE = (
     (32, 2),
     (512, 4),  # 524288 x 1024, masked: 689 us, 722 with 8
-    (2048, 8),
+    (2048, 8),  # more than 4 a lane hold in the threads that they allow
 )
 LOADED_TWO = (
     (32, 2),
