@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Axis = int | tuple[int, ...] | None
+AxisName = Any  # what JAX's maps take: mostly a string; a tuple of them; None
 
 
 def array(function: str, name: str, value: Any) -> jax.Array:
@@ -88,6 +89,24 @@ def factor(function: str, scale: Any) -> jax.Array | None:
     if not (jnp.issubdtype(scale.dtype, jnp.floating) or jnp.issubdtype(scale.dtype, jnp.integer)):
         raise TypeError(f"{what}, got {scale.dtype.name}")
     return scale
+
+
+def mesh_axes(function: str, axis_name: Any) -> tuple[Any, ...]:
+    """axis_name as a tuple of names; NameError for one that no surrounding map binds."""
+    if axis_name is None:
+        return ()
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    what = f"{function}: axis_name must be None, the name of a mapped axis or a tuple of names"
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{what}, each once, got {axis_name!r:.200}")
+        try:
+            jax.lax.axis_size(name)
+        except NameError as error:
+            raise NameError(f"{what}, got {name!r:.200}: {error}") from None
+        except TypeError:
+            raise TypeError(f"{what}, got {axis_name!r:.200}") from None
+    return names
 
 
 def flag(function: str, name: str, value: Any) -> bool:

@@ -53,6 +53,15 @@ def device_kind(context: Any, exporting: bool) -> str:
     return "many" if known and not exporting else "opaque"
 
 
+def in_mesh(ctx: Any) -> Any:
+    """The lowering context, with the mesh of set_mesh where no operand's sharding has told it."""
+    context, mesh = ctx.module_context.axis_context, jax.sharding.get_abstract_mesh()
+    if getattr(context, "abstract_mesh", mesh) is not None or mesh.size != context.num_devices:
+        return ctx
+    context = dataclasses.replace(context, abstract_mesh=mesh)
+    return ctx.replace(module_context=ctx.module_context.replace(axis_context=context))
+
+
 def limits_for(platform: str) -> _plan.Limits:
     """The limits to plan with; a GPU program lowered without a GPU suits the smallest one."""
     if platform == "cpu":
@@ -196,7 +205,7 @@ def arithmetic(dtype: Any) -> Any:
 
 def lowering(op: Op, platform: str | None) -> Callable[..., Any]:
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
-        call = Call(op, **params)
+        call, ctx = Call(op, **params), in_mesh(ctx)
         module = ctx.module_context
         exporting = module.lowering_parameters.for_export
         how = emission(
@@ -211,14 +220,7 @@ def lowering(op: Op, platform: str | None) -> Callable[..., Any]:
             if how == "partition":
                 # Sharding changes the rows only: refuse a forced plan here, not inside XLA.
                 call.plan(ctx.avals_in, limits, rows=False)
-                f = partial(
-                    partitioned,
-                    kernel=f,
-                    op=op,
-                    axes=call.axes,
-                    stats=call.stats,
-                    loading=call.loading,
-                )
+                f = partial(partitioned, call=call, limits=limits)
         return mlir.lower_fun(f, multiple_results=True)(ctx, *operands)
 
     return rule

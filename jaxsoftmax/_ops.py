@@ -89,13 +89,20 @@ class Op:
     linear: int | None = None
     transpose: Callable[[Run, Sequence[Any], Any], Any] | None = None
 
-    def formula(self, *operands: Any, axes: tuple[int, ...], loading: Loading = _PLAIN) -> Any:
-        """The jnp formula of the result, for platforms and cases without a kernel."""
+    def formula(
+        self,
+        *operands: Any,
+        axes: tuple[int, ...],
+        loading: Loading = _PLAIN,
+        names: tuple[Any, ...] = (),
+    ) -> Any:
+        """The jnp formula of the result, for platforms and cases without a kernel. Where rows are
+        cut over the mesh axes `names`, of parts of them."""
         from . import reference
 
         own, mask, scale = loading.split(operands)
-        function = getattr(reference, self.name)
-        return function(*own, axes, mask, scale, loading.causal, loading.dtype)
+        rows = reference.Rows(axes, mask, scale, loading.causal, loading.dtype, names)
+        return getattr(reference, self.name)(*own, rows)
 
     def stats_formula(
         self, *operands: Any, axes: tuple[int, ...], loading: Loading = _PLAIN
@@ -104,7 +111,8 @@ class Op:
         from . import reference
 
         own, mask, scale = loading.split(operands)
-        return getattr(reference, f"{self.name}_stats")(*own, axes, mask, scale, loading.causal)
+        rows = reference.Rows(axes, mask, scale, loading.causal)
+        return getattr(reference, f"{self.name}_stats")(*own, rows)
 
 
 _FORWARD = (

@@ -111,6 +111,12 @@ def fixed(path: str | Plan, dtype: Any, n: Any) -> Plan:
     return dataclasses.replace(seed, splits=min(max(splits, 1), MAX_SPLITS))
 
 
+def for_parts(path: PathLike) -> str | None:
+    """What a forced path asks of parts of rows: its sizes were made for whole ones."""
+    path = SEED_PLANS.get(path, path) if isinstance(path, str) else path
+    return path.path if isinstance(path, Plan) else path
+
+
 def _choose_cpu(path: str | None, op: Op, size: int | None, rows: int | None, on: Limits) -> Plan:
     if size is None:
         return _plan_parts.unknown_columns(path, 1)

@@ -7,9 +7,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from . import _plan, _primitive
+from ._across import across
+from ._masks import Names
 from ._ops import OPS, Loading
 
 
@@ -20,6 +24,7 @@ class How(NamedTuple):
     path: _plan.PathLike
     loading: Loading
     dtype: np.dtype[Any]  # of x
+    names: Names = ()  # mesh axes over which rows are cut
 
 
 Function = Callable[[jax.Array, jax.Array | None, jax.Array | None, How], jax.Array]
@@ -34,9 +39,24 @@ def _bind(
     stats: bool = False,
 ) -> Any:
     operands = [a for a in (x, mask, scale) if a is not None]
-    return _primitive.bind(
-        name, *operands, axes=how.axes, path=how.path, stats=stats, loading=how.loading
-    )
+    return _run(name, operands, how, how.path, how.loading, stats)
+
+
+def _run(
+    name: str, operands: Any, how: How, path: _plan.PathLike, loading: Loading, stats: bool = False
+) -> Any:
+    """The op on whole rows, or on parts of rows."""
+    if not how.names:
+        return _primitive.bind(
+            name, *operands, axes=how.axes, path=path, stats=stats, loading=loading
+        )
+
+    def local(name: str, *operands: jax.Array, stats: bool, **rest: Any) -> Any:
+        found = _primitive.bind(name, *operands, axes=how.axes, stats=stats, **rest)
+        return found if stats else (found,)
+
+    found = across(local, name, operands, how.names, how.axes, path, loading)
+    return tuple(found) if stats else found[0]
 
 
 def _with_vjp(name: str) -> Function:
@@ -68,19 +88,26 @@ def _with_vjp(name: str) -> Function:
         def run(other: str, *operands: jax.Array) -> jax.Array:
             loading = how.loading.to(how.dtype, operands[0].dtype)
             path = _plan.for_gradient(how.path)
-            return _primitive.bind(
-                other, *operands, *extra, axes=how.axes, path=path, loading=loading
-            )
+            return _run(other, (*operands, *extra), how, path, loading)
 
         def of_scale(scale: jax.Array) -> Any:
             operands = [a for a in (x, mask, scale) if a is not None]
-            return op.formula(*operands, axes=how.axes, loading=how.loading)
+            return op.formula(*operands, axes=how.axes, loading=how.loading, names=how.names)
 
+        if op.reduces and how.names:
+            ct = _of_each_part(ct, residuals[0], how)
         along_scale = None if x is None else jax.vjp(of_scale, scale)[1](ct)[0]
         return op.cotangent(run, residuals, ct), None, along_scale
 
     function.defvjp(forward, backward, symbolic_zeros=True)
     return function
+
+
+def _of_each_part(ct: jax.Array, x: jax.Array, how: How) -> jax.Array:
+    """The cotangent of a number that all devices have alike, as psum gives it to each device's
+    part: with or without the types of shard_map that say so."""
+    part = jnp.max(x, how.axes).astype(ct.dtype)
+    return jax.linear_transpose(lambda part: lax.psum(part, how.names), part)(ct)[0]
 
 
 WITH_VJP = {name: _with_vjp(name) for name, op in OPS.items() if op.residuals}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 
 from . import _api
-from ._arguments import Axis
+from ._arguments import Axis, AxisName
 from ._plan import PathLike
 from ._vjp import WITHOUT_VJP
 
@@ -24,10 +24,13 @@ def softmax(
     scale: jax.typing.ArrayLike | None = None,
     is_causal: bool = False,
     dtype: jax.typing.DTypeLike | None = None,
+    axis_name: AxisName = None,
     path: PathLike = None,
 ) -> jax.Array:
     """`jaxsoftmax.softmax` without its custom_vjp; arguments, result and errors are the same."""
-    return _api.call("softmax", x, axis, where, path, WITHOUT_VJP, scale, is_causal, dtype)
+    return _api.call(
+        "softmax", x, axis, where, path, WITHOUT_VJP, scale, is_causal, dtype, axis_name
+    )
 
 
 def log_softmax(
@@ -38,10 +41,13 @@ def log_softmax(
     scale: jax.typing.ArrayLike | None = None,
     is_causal: bool = False,
     dtype: jax.typing.DTypeLike | None = None,
+    axis_name: AxisName = None,
     path: PathLike = None,
 ) -> jax.Array:
     """`jaxsoftmax.log_softmax` without its custom_vjp; arguments and result are the same."""
-    return _api.call("log_softmax", x, axis, where, path, WITHOUT_VJP, scale, is_causal, dtype)
+    return _api.call(
+        "log_softmax", x, axis, where, path, WITHOUT_VJP, scale, is_causal, dtype, axis_name
+    )
 
 
 def logsumexp(
@@ -50,7 +56,8 @@ def logsumexp(
     keepdims: bool = False,
     where: jax.typing.ArrayLike | None = None,
     *,
+    axis_name: AxisName = None,
     path: PathLike = None,
 ) -> jax.Array:
     """`jaxsoftmax.logsumexp` without its custom_vjp; arguments and result are the same."""
-    return _api.call_logsumexp(a, axis, keepdims, where, path, WITHOUT_VJP)
+    return _api.call_logsumexp(a, axis, keepdims, where, path, WITHOUT_VJP, axis_name)
