@@ -2,6 +2,7 @@
 
     python3 -m bench [--quick] [--dtype NAME] [--op OP] [--shapes 128x1024,...] [--out DIR]
     python3 -m bench --seed-table | --regret | --cliffs | --traffic | --loss | --patterns
+    python3 -m bench --scaling [--devices N]
     python3 -m bench --peers FILE.csv [--from RESULT.json]
 
 Exit status: 0 all right, 1 a wrong result or a measurement that failed, 2 a bad option.
@@ -32,6 +33,9 @@ from . import (
     peers,
     regret,
     report,
+    scaling,
+    scaling_cases,
+    scaling_report,
     shapes,
     table,
     traffic,
@@ -45,23 +49,29 @@ MODES = {
     "traffic": (traffic.run, "DRAM bytes of each kind of plan, counted by ncu"),
     "loss": (loss.run, "a language model's loss and its gradient, in two forms, ours and jax.nn's"),
     "patterns": (patterns.run, "scaled, masked, causal attention, other axes: ours and jax.nn's"),
+    "scaling": (scaling.run, "softmax cut by rows and by columns over the devices of this host"),
 }
-OF_THEIR_OWN = ("loss", "patterns")  # ops, in bfloat16
+OF_THEIR_OWN = ("loss", "patterns", "scaling")  # ops, in bfloat16
+PLOTS = {None: report.plot, "scaling": scaling_report.plot}
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python3 -m bench", description=__doc__.split("\n")[0])
     names = ", ".join(_plan.DTYPES)
     parser.add_argument("--quick", action="store_true", help="few shapes, under a minute")
-    text = "default: float16 on a GPU, else float32; --loss and --patterns bfloat16"
+    text = (
+        "default: float16 on a GPU, else float32; bfloat16: --loss, --patterns, on GPUs --scaling"
+    )
     parser.add_argument("--dtype", help=f"{names} ({text})")
     text = "both: softmax and softmax_bwd, the default; with --regret and --cliffs softmax"
     parser.add_argument("--op", choices=tuple(ops.CHOICES), help=text)
-    text = "ROWSxCOLUMNS, separated by commas, instead of the grid; --patterns: some of its shapes"
+    text = "ROWSxCOLUMNS,... instead of the grid; with --patterns and --scaling some of theirs"
     parser.add_argument("--shapes", help=text)
     modes = parser.add_mutually_exclusive_group()
     for name, (_, text) in MODES.items():
         modes.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
+    text = "with --scaling: so many, a power of two (default: as many as there are)"
+    parser.add_argument("--devices", type=int, metavar="N", help=text)
     parser.add_argument("--peers", type=Path, metavar="CSV", help="figures to print ours beside")
     text = "with --peers: an earlier run's result; nothing is timed"
     parser.add_argument("--from", type=Path, dest="source", metavar="JSON", help=text)
@@ -71,7 +81,8 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     args.mode = next((name for name in MODES if getattr(args, name)), None)
     args.check_dtypes = [args.dtype] if args.dtype else list(_plan.DTYPES)
     of_their_own = args.mode in OF_THEIR_OWN
-    default = "bfloat16" if of_their_own else "float16" if on_gpu() else "float32"
+    wide = args.scaling and not on_gpu()
+    default = "bfloat16" if of_their_own and not wide else "float16" if on_gpu() else "float32"
     args.dtype = args.dtype or default
     if args.dtype not in _plan.DTYPES:
         parser.exit(2, f"unknown dtype {args.dtype!r}: one of {names}\n")
@@ -79,11 +90,15 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
         parser.exit(2, "--from is for --peers\n")
     if args.op and of_their_own:
         parser.exit(2, f"--{args.mode} has ops of its own: --op is for the other tables\n")
+    if args.devices is not None and not args.scaling:
+        parser.exit(2, "--devices is for --scaling\n")
     args.ops = ops.CHOICES[args.op or ("softmax" if args.mode in ("regret", "cliffs") else "both")]
     try:
+        args.devices = scaling_cases.counts(args.devices) if args.scaling else []
         args.grid = list(grid(args))
         if args.shapes:
-            parse = partial(pattern_cases.parse, known=args.grid) if args.patterns else shapes.parse
+            of_grid = args.patterns or args.scaling
+            parse = partial(pattern_cases.parse, known=args.grid) if of_grid else shapes.parse
             args.grid = parse(args.shapes)
         args.peers = peers.read(args.peers) if args.peers else None
         args.source = json.loads(args.source.read_text()) if args.source else None
@@ -93,7 +108,9 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def grid(args: argparse.Namespace) -> tuple[Any, ...]:
-    """Shapes, or with --patterns groups."""
+    """Shapes, or with --patterns groups, with --scaling families."""
+    if args.scaling:
+        return tuple(scaling_cases.grid(on_gpu(), args.quick))
     if args.patterns:
         return pattern_cases.grid(on_gpu(), args.quick)
     if args.loss:
@@ -135,9 +152,9 @@ def main(argv: list[str] | None = None) -> int:
     out.data["complete"] = True
     out.save()
     out.line(f"wrote {out.path}")
-    if not args.no_plot and args.mode is None:
+    if not args.no_plot and args.mode in PLOTS:
         picture = out.path.with_suffix(".png")
-        report.plot(out.data, picture)
+        PLOTS[args.mode](out.data, picture)
         out.line(f"wrote {picture}")
     if not good:
         out.line("FAILED: a result is wrong or a measurement failed (see above)", "bold red")

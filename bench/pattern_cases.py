@@ -69,14 +69,14 @@ def grid(gpu: bool, quick: bool) -> tuple[Group, ...]:
     )
 
 
-def parse(text: str, known: Sequence[Group]) -> list[Group]:
-    """The groups of these shapes, "8x16x2048x2048,4096x8192"; ValueError where there is none."""
+def parse(text: str, known: Sequence[Any]) -> list[Any]:
+    """What is known of these shapes, "8x16x2048x2048,4096x8192"; ValueError where there is none."""
     found = []
     for part in (p.strip().lower() for p in text.split(",")):
         mine = [group for group in known if str(group).split()[0] == part]
         if not mine:
             shapes = ", ".join(str(group).split()[0] for group in known)
-            raise ValueError(f"unknown shape {part!r} for --patterns: one of {shapes}")
+            raise ValueError(f"unknown shape {part!r} of this table: one of {shapes}")
         found += mine
     return found
 

@@ -15,7 +15,7 @@ import itertools
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,31 +57,32 @@ class Timed:
     """Microseconds of each call of a group, and the names of the device events of one call.
 
     `queued` is the part of the calls that began within QUEUED of the end of the call before: the
-    others may have waited for the host.
+    others may have waited for the host. `ends` is when each call ended, on the device's clock.
     """
 
     busy: list[float]
     span: list[float]
     kernels: list[str]
     queued: float = 1.0
+    ends: list[float] = field(default_factory=list)
 
 
-def device_events(folder: str) -> list[Event]:
-    """Everything that ran on the GPU's streams, by start."""
+def device_events(folder: str, gpu: str = GPU_PLANE) -> list[Event]:
+    """Everything that ran on a GPU's streams, by start."""
     files = sorted(Path(folder).rglob("*.xplane.pb"))
     if not files:
         raise TimingError(f"jax.profiler wrote no trace under {folder}")
     data = jax.profiler.ProfileData.from_file(str(files[-1]))
     seen, events = [], []
     for plane in data.planes:
-        lines = list(plane.lines) if plane.name == GPU_PLANE else []
+        lines = list(plane.lines) if plane.name == gpu else []
         seen += [plane.name, *(f"{plane.name}: {line.name}" for line in lines)]
         for line in lines:  # other lines ("XLA Ops", ...) repeat the same time in another view
             if line.name.startswith(STREAM):
                 events += [(e.start_ns, e.duration_ns, e.name) for e in line.events]
     if not events:
         raise TimingError(
-            f"the trace holds no GPU kernels (no events on {GPU_PLANE}, lines {STREAM}...): CUPTI "
+            f"the trace holds no GPU kernels (no events on {gpu}, lines {STREAM}...): CUPTI "
             f"is missing or held by another profiler; the trace has {', '.join(seen) or 'nothing'}"
         )
     return sorted(events)
@@ -97,7 +98,7 @@ def per_call(events: list[Event], calls: int) -> Timed:
     kinds = [sorted(name for _, _, name in group) for group in groups]
     if any(kind != kinds[0] for kind in kinds):
         raise TimingError(f"calls differ in their GPU events: {kinds[0]} and others")
-    busy, span, waited, end = [], [], 0, groups[0][0][0]
+    busy, span, ends, waited, end = [], [], [], 0, groups[0][0][0]
     for group in groups:
         waited += group[0][0] - end > QUEUED
         end, covered = group[0][0], 0.0
@@ -106,7 +107,8 @@ def per_call(events: list[Event], calls: int) -> Timed:
             end = max(end, start + duration)
         busy.append(covered / 1e3)
         span.append((end - group[0][0]) / 1e3)
-    return Timed(busy, span, kinds[0], 1 - waited / calls)
+        ends.append(end / 1e3)
+    return Timed(busy, span, kinds[0], 1 - waited / calls, ends)
 
 
 def split(events: list[Event], plugs: frozenset[str]) -> list[list[Event]]:
@@ -145,33 +147,50 @@ def assign(
 
 
 def _record(work: Callable[[], Any]) -> list[Event]:
+    return record(work, [GPU_PLANE])[0]
+
+
+def record(work: Callable[[], Any], gpus: Sequence[str]) -> list[list[Event]]:
+    """What `work` ran on each of these GPUs."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # the device's events are all we read
     options.host_tracer_level = 1
     with tempfile.TemporaryDirectory(prefix="jaxsoftmax-bench-") as folder:
         with jax.profiler.trace(folder, profiler_options=options):
             jax.block_until_ready(work())
-        return device_events(folder)
+        return [device_events(folder, gpu) for gpu in gpus]
 
 
 @functools.cache
-def _plug() -> tuple[Callable[[], jax.Array], frozenset[str]]:
-    """Launches the plug; the names of its kernels, learned from a trace of it alone."""
-    memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", PLUG_BYTES)
+def _plug_data(device: jax.Device | None) -> jax.Array:
+    memory = ((device or jax.devices()[0]).memory_stats() or {}).get("bytes_limit", PLUG_BYTES)
     piece = min(PLUG_BYTES, memory // 32) // (4 * PLUG_PIECES) // 1024 * 1024
-    data = jnp.zeros((PLUG_PIECES, piece), jnp.uint32)
+    return jnp.zeros((PLUG_PIECES, piece), jnp.uint32, device=device)
 
-    @jax.jit
-    def read(data: jax.Array) -> jax.Array:
-        pieces = [lax.index_in_dim(data, i, keepdims=False) for i in range(PLUG_PIECES)]
-        return functools.reduce(lax.bitwise_or, pieces)  # no case does that: a name of its own
 
-    read(data).block_until_ready()
+@jax.jit
+def _read(data: jax.Array) -> jax.Array:
+    pieces = [lax.index_in_dim(data, i, keepdims=False) for i in range(PLUG_PIECES)]
+    return functools.reduce(lax.bitwise_or, pieces)  # no case does that: a name of its own
+
+
+@functools.cache
+def _plug(
+    devices: tuple[jax.Device | None, ...] = (None,),
+) -> tuple[Callable[[], Any], frozenset[str]]:
+    """Launches the plug on each device; the names of its kernels, learned from a trace of it alone
+    on the first GPU."""
+    each = [_plug_data(device) for device in devices]
+
+    def launch() -> list[jax.Array]:
+        return [_read(data) for data in each]
+
+    jax.block_until_ready(launch())
     for attempt in range(3):  # the profiler may lose events, its very first trace above all
         try:
-            events = _record(lambda: [read(data) for _ in range(3)])
+            events = _record(lambda: [launch() for _ in range(3)])
             names = frozenset(name for _, _, name in events if not name.startswith("Mem"))
-            return lambda: read(data), names
+            return launch, names
         except TimingError:
             if attempt == 2:
                 raise

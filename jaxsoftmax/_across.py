@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from . import _plan, reference
 from ._masks import Names, causal_mask
@@ -37,23 +40,19 @@ def across(
     x, extra = own[0], operands[len(own) :]
     rows = reference.Rows(axes, mask, scale, loading.causal, loading.dtype, names)
 
-    def kernel(
-        name: str, *own: jax.Array, loading: Loading = loading, extra: Sequence[jax.Array] = extra
-    ) -> list[jax.Array]:
+    def kernel(name: str, *operands: jax.Array, loading: Loading = loading) -> list[jax.Array]:
         stats = EVERY[name].stats
-        return list(run(name, *own, *extra, path=path, stats=stats, loading=loading))
+        return list(run(name, *operands, path=path, stats=stats, loading=loading))
 
     if op.residuals is None:  # a gradient
         if op.folds == 0:
-            return kernel(name, *own)
+            return kernel(name, *operands)
         return [getattr(reference, name)(*own, rows)]
-    _, top, total = kernel("logsumexp", x, loading=dataclasses.replace(loading, dtype=None))
-    top, total = _merged(top, total, names)
-    infinite = jnp.isinf(top)
+    alone = partial(kernel, loading=dataclasses.replace(loading, dtype=None))
+    y, top, total = _logsumexp(alone, rows, loading, x, *extra)
     if name == "logsumexp":
-        y = jnp.where(infinite & ~jnp.isnan(total), top, top + jnp.log(total))
-        return [y.astype(loading.dtype or x.dtype), top, jnp.where(infinite, 1, total)]
-    total = jnp.where(infinite, jnp.nan, total)  # as inf - inf is
+        return [y.astype(loading.dtype or x.dtype), top, total]
+    total = jnp.where(jnp.isinf(top), jnp.nan, total)  # as inf - inf is
     if name == "log_softmax":
         return [reference.log_softmax_of(x, top, total, rows), top, total]
     if loading.scaled:  # the kernel below is of a gradient: it would multiply by the scale
@@ -63,20 +62,54 @@ def across(
         x = lax.optimization_barrier(scale * x)
         loading, extra = dataclasses.replace(loading, scaled=False), extra[:-1]
     ones = jnp.ones_like(top, x.dtype)
-    return kernel("logsumexp_bwd", x, top, total, ones, extra=extra, loading=loading)
+    return kernel("logsumexp_bwd", x, top, total, ones, *extra, loading=loading)
+
+
+def _logsumexp(
+    kernel: Run, rows: reference.Rows, loading: Loading, *operands: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The logarithm of whole rows, not rounded, and their statistics. As in the ops' own rules the
+    maximum counts as a constant, which the sum's derivative makes good."""
+
+    @jax.custom_jvp
+    def logsumexp(*operands: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        _, top, total = kernel("logsumexp", *operands)
+        top, total = _merged(top, total, rows.names)
+        infinite = jnp.isinf(top)
+        y = jnp.where(infinite, top, top + jnp.log(total))
+        return y, top, jnp.where(infinite, 1, total)
+
+    @partial(logsumexp.defjvp, symbolic_zeros=True)
+    def rule(primals: Any, tangents: Any) -> Any:
+        (x, *extra), (x_dot, *_) = primals, tangents
+        y, top, total = logsumexp(*primals)
+        y_dot = jnp.zeros_like(y)
+        if not isinstance(x_dot, SymbolicZero):
+            (part,) = kernel("logsumexp_jvp", x_dot, x, top, total, *extra)
+            y_dot += lax.psum(part.astype(y.dtype), rows.names)
+        if loading.scaled and not isinstance(tangents[-1], SymbolicZero):
+            mask = extra[0] if loading.masked else None
+
+            def of_scale(scale: jax.Array) -> jax.Array:
+                again = dataclasses.replace(rows, where=mask, scale=scale, dtype=y.dtype)
+                return reference.logsumexp(x, again)
+
+            y_dot += jax.jvp(of_scale, primals[-1:], tangents[-1:])[1]
+        return (y, top, total), (y_dot, jnp.zeros_like(top), total * y_dot)
+
+    return logsumexp(*operands)
 
 
 def _merged(top: jax.Array, total: jax.Array, names: Names) -> tuple[jax.Array, jax.Array]:
-    """The statistics of rows from those of their parts. The maximum counts as a constant, as in
-    the ops' own rules: the sum's derivative makes it good."""
-    top = lax.stop_gradient(top)
+    """The statistics of rows from those of their parts."""
     highest = lax.pmax(top, names)
     d = top - highest
     part = d - top
     lost = (top - (d - part)) - (highest + part)  # in rounding d
     weight = jnp.exp(d) * (1 + jnp.where(jnp.isfinite(lost), lost, 0))
     weight = jnp.where(top == highest, 1, weight)  # also if they are infinite
-    return highest, lax.psum(total * weight, names)
+    total = lax.psum(total * weight, names)
+    return jnp.where(jnp.isnan(total), jnp.nan, highest), total  # pmax may overlook a NaN
 
 
 def placed(

@@ -42,15 +42,16 @@ def bind(
 
 def same_vma(operands: Sequence[Any]) -> list[Any]:
     """Inside shard_map, mark all operands as varying over the mesh axes that any varies over."""
-    varying = [_varying(jax.typeof(x)) for x in operands]
-    union = frozenset().union(*varying)
+    sets = [varying(jax.typeof(x)) for x in operands]
+    union = frozenset().union(*sets)
     return [
         jax.lax.pcast(x, tuple(union - v), to="varying") if v != union else x
-        for x, v in zip(operands, varying, strict=True)
+        for x, v in zip(operands, sets, strict=True)
     ]
 
 
-def _varying(aval: Any) -> frozenset[Any]:
+def varying(aval: Any) -> frozenset[Any]:
+    """The mesh axes an array varies over, as shard_map's types say."""
     # `vma` until jax 0.9, one field of `manual_axis_type` since.
     manual = getattr(aval, "manual_axis_type", None)
     return frozenset(aval.vma if manual is None else manual.varying)

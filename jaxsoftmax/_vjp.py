@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from . import _plan, _primitive
 from ._across import across
@@ -94,20 +92,19 @@ def _with_vjp(name: str) -> Function:
             operands = [a for a in (x, mask, scale) if a is not None]
             return op.formula(*operands, axes=how.axes, loading=how.loading, names=how.names)
 
-        if op.reduces and how.names:
-            ct = _of_each_part(ct, residuals[0], how)
         along_scale = None if x is None else jax.vjp(of_scale, scale)[1](ct)[0]
         return op.cotangent(run, residuals, ct), None, along_scale
 
     function.defvjp(forward, backward, symbolic_zeros=True)
-    return function
+    # shard_map without jit takes no symbolic zeros, but a jit around them.
+    jitted = jax.jit(function, static_argnums=3, inline=True)
 
+    def chosen(x: Any, mask: Any, scale: Any, how: How) -> Any:
+        # Of a number that devices have alike, only psum's own rule knows the parts' cotangents.
+        alike = op.reduces and how.names
+        return _bind(name, x, mask, scale, how) if alike else jitted(x, mask, scale, how)
 
-def _of_each_part(ct: jax.Array, x: jax.Array, how: How) -> jax.Array:
-    """The cotangent of a number that all devices have alike, as psum gives it to each device's
-    part: with or without the types of shard_map that say so."""
-    part = jnp.max(x, how.axes).astype(ct.dtype)
-    return jax.linear_transpose(lambda part: lax.psum(part, how.names), part)(ct)[0]
+    return chosen
 
 
 WITH_VJP = {name: _with_vjp(name) for name, op in OPS.items() if op.residuals}

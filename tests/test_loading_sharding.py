@@ -105,15 +105,6 @@ def test_a_mask_that_lies_elsewhere_is_brought(cpus, name, mask_spec):
 
 
 @pytest.mark.multidevice
-@pytest.mark.parametrize("spec", [P(None, None, None, "a"), P("a", None, "b", "c")], ids=str)
-@every_function
-def test_a_sharded_row_is_right(cpus, name, spec):
-    for call in calls(name)[1:5:3]:
-        operands, _ = sharded(mesh_of(cpus), spec, call, expected(call)[0])
-        check(call, jax.jit(lambda *a, c=call: both(c, *a))(*operands))
-
-
-@pytest.mark.multidevice
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @every_function
