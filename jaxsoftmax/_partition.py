@@ -39,6 +39,7 @@ def partitioned(*operands: jax.Array, call: Any, limits: Any) -> list[jax.Array]
             spec = like[0].sharding.spec if like is not None else ()
             for name, axes in zip(factors, spec, strict=False):  # a spec may be shorter
                 axes = (axes,) if isinstance(axes, str) else tuple(axes or ())
+                axes = tuple(a for a in axes if mesh.shape[a] > 1)  # others cut nothing
                 parts = math.prod(mesh.shape[a] for a in axes)
                 # A row that is cut unevenly would be padded with what is no part of it.
                 even = name not in reduced or sizes[name] % parts == 0

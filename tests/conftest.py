@@ -57,6 +57,17 @@ def cpus():
     return devices[:8]
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def several(request):
+    """Runs the test once a platform, on eight CPU devices and on all GPUs, if there are two."""
+    if request.param == "cpu":
+        return request.getfixturevalue("cpus")
+    devices = devices_of("cuda")
+    if len(devices) < 2:
+        pytest.skip("fewer than 2 cuda devices")
+    return devices
+
+
 @pytest.fixture
 def cpu_backend():
     """For what asks which device JAX runs on."""
