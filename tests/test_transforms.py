@@ -1,223 +1,125 @@
-"""JAX's transformations give what they give with jax.nn: values and gradients of every kind."""
+"""JAX's transformations give what they give with jax.nn: every function, every row of a table."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from functions import every_function, ours, primitive, theirs
-from jax import lax
+import transformations_derivatives  # noqa: F401  this and the next two fill the table
+import transformations_devices  # noqa: F401
+import transformations_loops  # noqa: F401
+from functions import every_function, ours, primitive, theirs, weighed
+from transformations import REFUSED, RELEASES, TABLE, V, X
 
-from jaxsoftmax._plan import PATHS
+from jaxsoftmax import _ffi
 
-NAMES = (None, *PATHS)
-X, V = (
-    np.random.default_rng(seed).standard_normal((4, 6, 33)).astype(np.float32) for seed in (21, 22)
-)
+DOC = Path(__file__).parents[1] / "docs" / "transformations.md"
+QUICK = {"xla_backend_optimization_level": 0}  # of what XLA itself makes; kernels are compiled
+SINCE = re.compile(r"since JAX ([\d.]+\d)")
+FORWARD = [name for name, row in TABLE.items() if row.works == "primitive"]
 
 
-def close(got, want, tolerance=2e-5):
+def function(make, name, **options):
+    """Of x and axis, as the rows of the table take it."""
+    return lambda x, axis=-1: make(name, axis, **options)(x)
+
+
+def functions(name, row):
+    """By the names that a failure shall have: ours in each path, where it can be, and jax.nn's."""
+    made = {}
+    for path in row.paths:
+        if row.works != "primitive":
+            made[f"{name}, path={path}"] = function(ours, name, path=path)
+        if path is None or row.works == "primitive":
+            made[f"primitive.{name}, path={path}"] = function(primitive, name, path=path)
+    return made, function(theirs, name)
+
+
+def skip_before_its_release(name):
+    since, reason = RELEASES.get(name, ("0", ""))
+    if jax.__version_info__ < tuple(map(int, since.split("."))):
+        pytest.skip(f"before jax {since}: {reason}")
+
+
+def check(label, got, want, tolerance):
+    """The same tree of the same types, element by element."""
+    assert jax.tree.structure(got) == jax.tree.structure(want), label
+
     def near(a, b):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), label
         scale = max(1, np.abs(b).max(initial=0))
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale / 10)
+        np.testing.assert_allclose(a, b, tolerance, tolerance * scale / 10, err_msg=label)
 
     jax.tree.map(near, got, want)
 
 
-def parity(name, transformed, *args, paths=(None,), tolerance=2e-5):
-    """transformed(ours) in each path against transformed(jax.nn's), by one program."""
+@every_function
+@pytest.mark.parametrize("transformation", TABLE)
+def test_as_jax_nn(platform, transformation, name):
+    row = TABLE[transformation]
+    if len(jax.devices(platform)) < row.devices:
+        pytest.skip(f"needs {row.devices} devices")
+    skip_before_its_release(transformation)
+    made, reference = functions(name, row)
 
-    def function(make, **options):
-        return lambda x, axis=-1: make(name, axis, **options)(x)
+    def program(*inputs):
+        found = {}
+        for label, f in made.items():
+            try:
+                found[label] = row.program(f)(*inputs)
+            except Exception as error:
+                error.add_note(f"{transformation} of {label}")
+                raise
+        return found, row.program(reference)(*inputs)
 
-    functions = [*(function(ours, path=path) for path in paths), function(theirs)]
-    program = jax.jit(lambda *args: [transformed(f)(*args) for f in functions])
-    *results, want = program(*args)
-    for got in results:
-        close(got, want, tolerance)
-
-
-def weighed(y):
-    """One number of a result in which every element counts differently."""
-    return jnp.sum(y * jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
-
-
-def loss(f, axis=-1):
-    return lambda x: weighed(f(x, axis)) ** 2
+    if row.jit:
+        program = jax.jit(program).lower(*row.inputs).compile(QUICK if platform == "cpu" else {})
+        called = 'custom_call_target="jaxsoftmax.' in program.as_text()
+        assert called == (platform in _ffi.PLATFORMS and row.works != "formula")
+    found, want = program(*row.inputs)
+    for label, got in found.items():
+        check(f"{transformation} of {label}", got, want, row.tolerance)
 
 
 @every_function
-@pytest.mark.parametrize("axis", [-1, 0, (0, 2), None], ids=str)
-def test_grad(platform, axis, name):
-    parity(name, lambda f: jax.value_and_grad(loss(f, axis)), X, paths=NAMES)
+@pytest.mark.parametrize("transformation", FORWARD)
+def test_forward_mode_over_a_custom_vjp_raises(cpu, transformation, name):
+    """Which is why jaxsoftmax.primitive is there: no wrong derivative, no silent formula."""
+    row = TABLE[transformation]
+    with pytest.raises((TypeError, NotImplementedError), match=r"forward-mode|custom_lin"):
+        jax.jit(row.program(function(ours, name))).lower(*row.inputs)
 
 
 @every_function
-def test_without_jit(platform, name):
-    close(ours(name)(X), theirs(name)(X))
-    gradients = [jax.grad(lambda x, g=g: weighed(g(name)(x)) ** 2)(X) for g in (ours, theirs)]
-    close(*gradients)
-    with jax.disable_jit():
-        close(ours(name)(X), theirs(name)(X))
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(cpu, what, name):
+    """It raises, for those for whom it is said to, and for nobody else."""
+    program, whose, error, says = REFUSED[what]
+    if whose == "kernels" and not _ffi.PLATFORMS:
+        pytest.skip("formulas run, which do as jax.nn does")
+    skip_before_its_release(what)
+    for make in (ours, primitive, theirs):
+        call = program(function(make, name))
+        if whose == "jax" or make is not theirs:
+            with pytest.raises(error, match=says):
+                call(X)
+        else:
+            call(X)
 
 
-@every_function
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_vmap(platform, axis, name):
-    x = np.random.default_rng(23).standard_normal((3, 4, 5, 6)).astype(np.float32)
-
-    def mapped(f):
-        return lambda x: [
-            jax.vmap(lambda x: f(x, axis), in_axes=d, out_axes=1)(x) for d in (0, 1, 2, -1)
-        ]
-
-    parity(name, mapped, x)
-
-
-@every_function
-def test_nested_vmap(platform, name):
-    def nested(f):
-        return jax.vmap(jax.vmap(lambda x: f(x, -1), in_axes=1), in_axes=2, out_axes=1)
-
-    parity(name, nested, X, paths=NAMES)
-
-
-@every_function
-def test_vmap_of_grad_and_grad_of_vmap(platform, name):
-    parity(name, lambda f: jax.vmap(jax.grad(loss(f))), X, paths=NAMES)
-    parity(name, lambda f: jax.grad(lambda x: weighed(jax.vmap(f)(x))), X, paths=NAMES)
-
-
-@every_function
-@pytest.mark.parametrize("in_axes", [(0, None), (None, 0), (0, 1), (2, 0)], ids=str)
-def test_vmap_of_the_backward(platform, in_axes, name):
-    """Residuals and cotangent batched differently, or one of them not at all."""
-    x, ct = X[:, :, :6], V[:, :, 0] if name == "logsumexp" else V[:, :, :6]
-    operands = [
-        a[0] if d is None else np.moveaxis(a, 0, min(d, a.ndim - 1))
-        for a, d in zip((x, ct), in_axes, strict=True)
-    ]
-    given = tuple(
-        d if d is None else min(d, a.ndim - 1) for a, d in zip((x, ct), in_axes, strict=True)
-    )
-
-    def backward(f):
-        return jax.vmap(lambda x, ct: jax.vjp(f, x)[1](ct)[0], in_axes=given)
-
-    parity(name, backward, *operands)
-
-
-@every_function
-def test_hessian(platform, name):
-    parity(name, lambda f: jax.hessian(loss(f)), X[0, 0, :7], paths=NAMES)
-
-
-@every_function
-def test_jacobian(platform, name):
-    parity(name, jax.jacrev, X[0, :2, :9])
-    parity(name, lambda f: jax.jacrev(jax.grad(lambda x: (f(x) ** 3).sum())), X[0, 0, :9])
-
-
-@every_function
-def test_third_order(cpu, name):
-    def third(f):
-        second = jax.hessian(lambda x: weighed(f(x) ** 2))
-        return jax.grad(lambda x: second(x).sum())
-
-    parity(name, third, X[0, 0, :5])
-
-
-@every_function
-def test_third_order_along_a_direction(cpu, name):
-    """jvp of jvp of the gradient, and the gradient of a jvp of it: every rule's own rule."""
-
-    def along(f):
-        def slope(x, v):
-            return jax.jvp(jax.grad(loss(f)), (x,), (v,))[1]
-
-        def twice(x, v):
-            curved = jax.jvp(lambda x: slope(x, v), (x,), (v,))[1]
-            return curved, jax.grad(lambda x: weighed(slope(x, v)))(x)
-
-        return twice
-
-    parity(name, along, X[0, :2, :8], V[0, :2, :8], tolerance=2e-4)
-
-
-@every_function
-def test_forward_over_reverse(platform, name):
-    """jvp and linearize of the gradient."""
-
-    def both(f):
-        gradient = jax.grad(loss(f))
-        return lambda x, v: (jax.jvp(gradient, (x,), (v,)), jax.linearize(gradient, x)[1](v))
-
-    parity(name, both, X, V, tolerance=1e-4)
-
-
-@every_function
-@pytest.mark.parametrize("axis", [-1, (0, 2)], ids=str)
-def test_primitive_has_forward_mode(platform, axis, name):
-    """jvp, jacfwd, linearize and its transpose, vmap of a jvp, the gradient."""
-
-    def each(make):
-        f = make(name, axis)
-
-        def program(x, v):
-            tangents = [jax.jvp(f, (x,), (v,)), jax.linearize(f, x)[1](v)]
-            inner = make(name)
-            mapped = jax.vmap(lambda x, v: jax.jvp(inner, (x,), (v,))[1])(x, v)
-            pulled = jax.linear_transpose(jax.linearize(f, x)[1], x)(f(x))
-            small = x[0, :2, :5]
-            second = jax.jacfwd(jax.jacfwd(lambda x: weighed(inner(x))))(small)
-            both = jax.jacfwd(inner)(small), jax.jacrev(jax.jacfwd(inner))(small[0]), second
-            return tangents, mapped, pulled, both, jax.grad(lambda x: weighed(f(x)) ** 2)(x)
-
-        return program
-
-    got, want = jax.jit(lambda x, v: [each(g)(x, v) for g in (primitive, theirs)])(X, V)
-    close(got, want)
-
-
-@every_function
-def test_primitive_in_every_path(platform, name):
-    def program(x, v):
-        functions = [*(primitive(name, path=path) for path in PATHS), theirs(name)]
-        return [jax.jvp(f, (x,), (v,)) for f in functions]
-
-    *results, want = jax.jit(program)(X, V)
-    for got in results:
-        close(got, want)
-
-
-@every_function
-@pytest.mark.parametrize("policy", [None, "nothing_saveable", "everything_saveable"])
-def test_checkpoint(platform, policy, name):
-    rule = getattr(jax.checkpoint_policies, policy) if policy else None
-    parity(name, lambda f: jax.grad(jax.checkpoint(loss(f), policy=rule)), X)
-
-
-@every_function
-def test_scan_cond_while(platform, name):
-    def scanned(f):
-        def step(carry, x):
-            return carry + weighed(f(x)) * jnp.tanh(x), f(carry).sum()
-
-        return jax.value_and_grad(lambda x: lax.scan(step, x[0], x)[0].var())
-
-    def chosen(f):
-        return jax.grad(
-            lambda x: lax.cond(
-                x[0, 0, 0] > 0, lambda x: weighed(f(x)), lambda x: weighed(f(x, 0)), x
-            )
-        )
-
-    def repeated(f):
-        return lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.sin(x) * weighed(f(x)) / 9, x)
-
-    for transformed in (scanned, chosen, repeated):
-        parity(name, transformed, X, tolerance=1e-4)
+def test_the_docs_list_the_table():
+    """Row by row, and say of each whether it works, and since which release."""
+    cells = re.findall(r"^\| ([^|]+) \| (yes|formula|primitive|no)\b(.*)", DOC.read_text(), re.M)
+    listed = {name.replace("`", ""): (works, note) for name, works, note in cells}
+    works = {**{name: row.works for name, row in TABLE.items()}, **dict.fromkeys(REFUSED, "no")}
+    assert {name: works for name, (works, _) in listed.items()} == works
+    assert len(cells) == len(works)
+    since = {name: found[1] for name, (_, note) in listed.items() if (found := SINCE.search(note))}
+    assert since == {name: release for name, (release, _) in RELEASES.items()}
 
 
 @every_function
