@@ -13,9 +13,10 @@
 //   rescaling(from, to)           from terms relative to one m to terms relative to another
 //   reciprocal(s, m)              1 / s of a sum relative to m, in the form that the others take
 //   total(s, m), log_total(s, m)  a sum relative to m itself, and its logarithm
-//   ratio(a, total)               |a| / total of a sum a, in the form of a reciprocal
+//   Fine, whole(s)                in what formulas compute that then become an Acc; a plain sum so
+//   Ratio, ratio(a, total)        |a| / total of a sum a
 //   kSlack                        how far below the largest element a logarithm lets m lie
-//   exp_diff_over(x, m, r)        e^(x - m) / s
+//   exp_diff_over(x, m, r)        e^(x - m) / s; times a ratio, Fine
 //   factor(from, m, r), times(kept, factor)   the same from a term relative to `from`
 //   add_terms, add_products       to a sum
 #pragma once
@@ -58,6 +59,44 @@ struct FloatExp {
   JAXSOFTMAX_HD float value() const { return (1.0f + q) * scale; }
 };
 
+// The same in double, for d <= 709: q errs by 2^-54, a third of which is the polynomial's.
+struct DoubleExp {
+  double q, scale;
+  JAXSOFTMAX_HD DoubleExp(double d, double error) {
+    const bool tiny = d < -709.0;
+    d = tiny ? -709.0 : d;
+    error = tiny ? 0.0 : error;
+    const double shifted = d * 1.4426950408889634 + 6755399441055744.0;
+    const double k = shifted - 6755399441055744.0;
+    // hi has 42 significant bits: d - k * hi is exact, and no rounding but the last touches it.
+    const double exact = d - k * 0.6931471805598903;
+    const double rest = error - k * 5.497923018708371e-14;
+    const double r = exact + rest;
+    double p = 2.0826625760269827e-09;
+    p = p * r + 2.5112036803410405e-08;
+    p = p * r + 2.755758185130781e-07;
+    p = p * r + 2.7557234862030562e-06;
+    p = p * r + 2.4801586926631552e-05;
+    p = p * r + 0.00019841269896383695;
+    p = p * r + 0.0013888888889115626;
+    p = p * r + 0.008333333333317034;
+    p = p * r + 0.041666666666666095;
+    p = p * r + 0.16666666666666682;
+    p = p * r + 0.5;
+    q = exact + ((p * r) * r + rest);
+    std::uint64_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 52) + 0x3ff0000000000000u;
+    memcpy(&scale, &bits, sizeof bits);
+  }
+  JAXSOFTMAX_HD double value() const { return (1.0 + q) * scale; }
+  // The same and what its sum has rounded off.
+  JAXSOFTMAX_HD TwoDoubles exact() const {
+    const double sum = 1.0 + q;
+    return {sum * scale, ((1.0 - sum) + q) * scale};
+  }
+};
+
 // kSmall: no value reaches 2^20 in magnitude.
 template <bool kSmall>
 struct Fast {
@@ -66,6 +105,8 @@ struct Fast {
   // 1 / s; on the device log2(1 / s), which the exponent takes in without an instruction more. Its
   // rounding, 2^-18 of the result at most, is far below a 16-bit ulp.
   using Reciprocal = float;
+  using Ratio = float;
+  using Fine = float;
 
 #if defined(__CUDA_ARCH__)
   // The hardware's exponential errs by 2^-22 but at 0: where one element outweighs the others, and
@@ -153,6 +194,7 @@ struct Fast {
   }
 #endif
   JAXSOFTMAX_HD static float times(float kept, float factor) { return kept * factor; }
+  JAXSOFTMAX_HD static Fine whole(const Sum& s) { return s.total(); }
   template <int N>
   JAXSOFTMAX_HD static void add_terms(Sum& s, const float (&terms)[N]) {
 #if defined(__CUDA_ARCH__)
@@ -188,6 +230,8 @@ struct ExactFloat {
     JAXSOFTMAX_HD double exact() const { return static_cast<double>(value) + error; }
   };
   using Reciprocal = Words;
+  using Ratio = Words;
+  using Fine = float;
   static constexpr int kSlack = 32;
 
   // The rounding of x - m alone would cost up to 36 ulp; it matters in the sum as in the map: for
@@ -205,6 +249,7 @@ struct ExactFloat {
     const Words t(s.total());
     return std::log(t.value) + t.error / t.value;
   }
+  JAXSOFTMAX_HD static Fine whole(const Sum& s) { return static_cast<float>(s.total()); }
   JAXSOFTMAX_HD static Reciprocal ratio(const Sum& a, double total) {
     return Words(std::fabs(a.total()) / total);
   }
@@ -241,43 +286,44 @@ struct ExactFloat {
 
 struct ExactDouble {
   using Acc = double;
-  using Sum = CompensatedSum<double>;
-  struct Reciprocal {
-    double value, error;  // 1 / s = value * (1 + error), or another ratio
+  using Sum = TwoDoublesSum;
+  using Fine = TwoDoubles;
+  using Reciprocal = TwoDoubles;
+  struct Ratio {
+    TwoDoubles words;
   };
   static constexpr int kSlack = 32;
 
-  JAXSOFTMAX_HD static Difference<double> difference(double x, double m) {
-    Difference<double> d(x, m);
-    if (d.value < -746.0) d.error = 0;  // e^d is 0, and the error of -inf is NaN
-    return d;
-  }
-  JAXSOFTMAX_HD static double exp_diff(double x, double m) {
-    const Difference<double> d = difference(x, m);
-    const double e = exp(d.value);
-    return e + e * d.error;
+  JAXSOFTMAX_HD static DoubleExp exp_parts(double x, double m) {
+    const Difference<double> d(x, m);
+    return DoubleExp(d.value, d.error);
   }
   using Reference = double;
-  JAXSOFTMAX_HD static double term(double x, Reference from) { return exp_diff(x, from); }
-  JAXSOFTMAX_HD static double rescaling(double from, double to) { return exp_diff(from, to); }
+  JAXSOFTMAX_HD static double term(double x, Reference from) { return exp_parts(x, from).value(); }
+  JAXSOFTMAX_HD static TwoDoubles rescaling(double from, double to) {
+    return exp_parts(from, to).exact();
+  }
   JAXSOFTMAX_HD static double total(const Sum& s, double) { return s.total(); }
   JAXSOFTMAX_HD static double log_total(const Sum& s, double) {
     return std::log(s.value) + s.error / s.value;
   }
-  JAXSOFTMAX_HD static Reciprocal ratio(const Sum& a, double total) {
-    const double value = a.value / total;
-    const double error = fma(-total, value, a.value) + a.error;
-    return {std::fabs(value), a.value != 0 ? error / a.value : 0.0};
-  }
+  JAXSOFTMAX_HD static Fine whole(const Sum& s) { return {s.value, s.error}; }
   JAXSOFTMAX_HD static Reciprocal reciprocal(const Sum& s, double) {
-    const double value = 1.0 / s.value;
-    return {value, fma(-s.value, value, 1.0) - s.error * value};
+    return quotient(1.0, normalized(s));
+  }
+  JAXSOFTMAX_HD static Ratio ratio(const Sum& a, double total) {
+    const TwoDoubles r = quotient(normalized(a), total);
+    return {r.value < 0 ? r * -1.0 : r};
   }
   JAXSOFTMAX_HD static double exp_diff_over(double x, double m, Reciprocal r) {
-    const Difference<double> d = difference(x, m);
-    // 2^200 keeps the correction of the smallest results from being flushed as subnormal.
-    const double y = exp(d.value) * 0x1p200 * r.value;
-    return (y + y * (d.error + r.error)) * 0x1p-200;
+    const DoubleExp e = exp_parts(x, m);
+    return (e.q * r.value + r.error + r.value) * e.scale;
+  }
+  JAXSOFTMAX_HD static Fine exp_diff_over(double x, double m, Ratio ratio) {
+    const DoubleExp e = exp_parts(x, m);
+    const TwoDoubles r = ratio.words;
+    const double more = e.q * r.value + r.error, sum = r.value + more;
+    return {sum * e.scale, ((r.value - sum) + more) * e.scale};
   }
   template <int N>
   JAXSOFTMAX_HD static void add_terms(Sum& s, const double (&terms)[N]) {
@@ -288,10 +334,21 @@ struct ExactDouble {
   JAXSOFTMAX_HD static void add_products(Sum& s, const double (&a)[N], const double (&b)[N]) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const double product = a[j] * b[j];
+      const double product = rounded_product(a[j], b[j]);
       s.add(product);
       s.error += fma(a[j], b[j], -product);
     }
+  }
+
+ private:
+  // A sum whose terms cancel has a value no larger than its error.
+  JAXSOFTMAX_HD static TwoDoubles normalized(const Sum& s) {
+    const Difference<double> d(s.value, -s.error);
+    return {d.value, d.error};
+  }
+  JAXSOFTMAX_HD static TwoDoubles quotient(TwoDoubles a, TwoDoubles b) {
+    const double value = a.value / b.value;
+    return {value, (fma(-value, b.value, a.value) + (a.error - value * b.error)) / b.value};
   }
 };
 

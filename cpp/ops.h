@@ -16,7 +16,8 @@
 //   kStats             the rows' statistics can be had beside the output
 //   fold(state, values)            adds values; a kKeeps op leaves in values[0] what map_kept takes
 //   finish(state, given) -> Row    what the map needs, once a row
-//   map(values, row)               one element of the output from values[kInputs]
+//   Mapped, map(values, row)       one element of the output from values[kInputs]: an Acc, or what
+//                                  can be multiplied before it becomes one
 //   kept_factor(state, row), map_kept(kept, factor)   the same from what a lane's fold left
 //   result(state), stats(state)    a row's output (not kMaps), its statistics (kStats)
 //   kScaledInput, kScalesOutput    what a scale multiplies: an input as it is read (-1: none), or
@@ -125,6 +126,7 @@ struct Given<Acc, 0> {};
 template <class N, bool kLog>
 struct SumOfExp {
   using Acc = typename N::Acc;
+  using Mapped = Acc;
   using State = MaxSum<N, kLog>;
   static constexpr int kInputs = 1, kFolded = 1, kGiven = 0, kScaledInput = 0;
   static constexpr bool kScalesOutput = false;
@@ -211,12 +213,13 @@ struct Logsumexp : SumOfExp<N, true> {
 template <class N>
 struct SoftmaxBwd {
   using Acc = typename N::Acc;
+  using Mapped = typename N::Fine;
   using State = PlainSum<N>;
   static constexpr int kInputs = 2, kFolded = 2, kGiven = 0, kScaledInput = -1;
   static constexpr bool kMaps = true, kStats = false, kKeeps = false, kPulled = false;
   static constexpr bool kScalesOutput = true;
   struct Row {
-    Acc t;
+    Mapped t;
   };
 
   JAXSOFTMAX_HD static Acc pad(int) { return Acc(0); }
@@ -227,9 +230,11 @@ struct SoftmaxBwd {
     N::add_products(state.s, v[0], v[1]);
   }
   JAXSOFTMAX_HD static Row finish(const State& state, const Given<Acc, 0>&) {
-    return {static_cast<Acc>(state.s.total())};
+    return {N::whole(state.s)};
   }
-  JAXSOFTMAX_HD static Acc map(const Acc (&v)[2], const Row& row) { return v[0] * (v[1] - row.t); }
+  JAXSOFTMAX_HD static Mapped map(const Acc (&v)[2], const Row& row) {
+    return v[0] * (v[1] - row.t);
+  }
 };
 
 // e^(x - max) / sum * by for a row's x, with |by| / sum as one factor: a rounding less. What is not
@@ -239,10 +244,10 @@ struct Scaled {
   using Acc = typename N::Acc;
   using Sum = typename N::Sum;
   Acc m, a;
-  typename N::Reciprocal r;
+  typename N::Ratio r;
   JAXSOFTMAX_HD Scaled(Acc max, Acc sum, const Sum& by)
       : m(max), a(apart(static_cast<Acc>(by.total()))), r(N::ratio(a - a == 0 ? by : one(), sum)) {}
-  JAXSOFTMAX_HD Acc operator()(Acc x) const { return N::exp_diff_over(x, m, r) * a; }
+  JAXSOFTMAX_HD typename N::Fine operator()(Acc x) const { return N::exp_diff_over(x, m, r) * a; }
 
  private:
   JAXSOFTMAX_HD static Acc apart(Acc by) { return by - by != 0 ? by : by < 0 ? Acc(-1) : Acc(1); }
@@ -257,6 +262,7 @@ struct Scaled {
 template <class N>
 struct LogSoftmaxBwd {
   using Acc = typename N::Acc;
+  using Mapped = typename N::Fine;
   using State = PlainSum<N>;
   using Row = Scaled<N>;
   static constexpr int kInputs = 2, kFolded = 1, kGiven = 2, kScaledInput = 1;
@@ -273,13 +279,14 @@ struct LogSoftmaxBwd {
   JAXSOFTMAX_HD static Row finish(const State& state, const Given<Acc, 2>& row) {
     return Row(row.at[0], row.at[1], state.s);
   }
-  JAXSOFTMAX_HD static Acc map(const Acc (&v)[2], const Row& row) { return v[0] - row(v[1]); }
+  JAXSOFTMAX_HD static Mapped map(const Acc (&v)[2], const Row& row) { return v[0] - row(v[1]); }
 };
 
 // x, (max, sum, g) -> e^(x - max) / sum * g
 template <class N>
 struct LogsumexpBwd {
   using Acc = typename N::Acc;
+  using Mapped = typename N::Fine;
   using State = PlainSum<N>;
   using Row = Scaled<N>;
   static constexpr int kInputs = 1, kFolded = 0, kGiven = 3, kScaledInput = 0;
@@ -294,7 +301,7 @@ struct LogsumexpBwd {
     g.add(row.at[2]);
     return Row(row.at[0], row.at[1], g);
   }
-  JAXSOFTMAX_HD static Acc map(const Acc (&x)[1], const Row& row) { return row(x[0]); }
+  JAXSOFTMAX_HD static Mapped map(const Acc (&x)[1], const Row& row) { return row(x[0]); }
 };
 
 }  // namespace jaxsoftmax

@@ -59,6 +59,35 @@ struct Difference {
   }
 };
 
+// a * b as a number of its own: not fused with what is added to it, which is its own rounding.
+JAXSOFTMAX_HD double rounded_product(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+// A number as a sum of two doubles, of which the second is small. Operations round the second
+// alone, so that a formula rounds as a single operation does, when its result becomes a double.
+struct TwoDoubles {
+  double value, error;
+  JAXSOFTMAX_HD TwoDoubles(double value = 0, double error = 0) : value(value), error(error) {}
+  // Beside an infinite value the error is NaN: the value alone is what plain arithmetic would give.
+  JAXSOFTMAX_HD explicit operator double() const {
+    return error - error == 0 ? value + error : value;
+  }
+  JAXSOFTMAX_HD friend TwoDoubles operator-(double a, TwoDoubles b) {
+    const Difference<double> d(a, b.value);
+    return {d.value, d.error - b.error};
+  }
+  JAXSOFTMAX_HD friend TwoDoubles operator*(TwoDoubles a, double b) {
+    const double product = rounded_product(a.value, b);
+    return {product, fma(a.value, b, -product) + a.error * b};
+  }
+  JAXSOFTMAX_HD friend TwoDoubles operator*(double a, TwoDoubles b) { return b * a; }
+};
+
 // A row's sum with its accumulated rounding error (Neumaier): right at any length.
 // merged() is what lanes exchange of a sum when they add theirs up.
 template <class T>
@@ -82,6 +111,17 @@ struct CompensatedSum {
   }
   // An overflowed sum has a NaN error: the value alone is what plain addition would give.
   JAXSOFTMAX_HD T total() const { return error - error == 0 ? value + error : value; }
+};
+
+// The same of doubles, whose rescaling is no coarser than their addition.
+struct TwoDoublesSum : CompensatedSum<double> {
+  JAXSOFTMAX_HD TwoDoublesSum() {}
+  JAXSOFTMAX_HD TwoDoublesSum(Merged sum) : CompensatedSum(sum) {}
+  JAXSOFTMAX_HD void scale(TwoDoubles factor) {
+    const TwoDoubles scaled = factor * value;
+    error = error * factor.value + scaled.error;
+    value = scaled.value;
+  }
 };
 
 // The same for float terms, in half the operations where double is fast.

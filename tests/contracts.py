@@ -22,7 +22,7 @@ def as_dtype(name: str) -> np.dtype:
 
 def wide(array: np.ndarray) -> np.ndarray:
     """The array in the oracle's own precision."""
-    return array.astype(np.longdouble if array.dtype == np.float64 else np.float64)
+    return array.astype(np.float64 if array.dtype.itemsize < 8 else np.longdouble)
 
 
 def smallest_normal(dtype: np.dtype) -> float:

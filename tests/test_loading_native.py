@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from contracts import arithmetic, as_dtype
+from contracts import arithmetic, as_dtype, wide
 from loading import POISON, noted
 from loading_oracle import Wide
 from oracle import Expected
@@ -91,7 +91,7 @@ class Case:
         first, second, out = map(as_dtype, mix)
         self.out = first if OPS[op].reduces else out
         mixed = len({first, second, out}) > 1
-        wide = np.dtype(np.float32) if mixed else arithmetic(first)
+        acc = np.dtype(np.float32) if mixed else arithmetic(first)
         rng = np.random.default_rng([13, *self.shape])
 
         keep = np.broadcast_to(True, self.shape)
@@ -106,10 +106,10 @@ class Case:
             keep = keep & (np.arange(self.shape[-1]) <= np.arange(self.shape[-2])[:, None])
         self.keep = as_rows(keep, self.axes)
         self.alive = self.keep.any(axis=-1)
-        factor = np.ones((), wide)
+        factor = np.ones((), acc)
         if scale is not None:
             size = (-1, *[1] * (len(self.shape) - 1)) if np.ndim(scale) else ()
-            factor = np.asarray(scale, wide).reshape(size)
+            factor = np.asarray(scale, acc).reshape(size)
             loads.append(factor)
             self.options["scaled"] = True
         factor = as_rows(np.broadcast_to(factor, self.shape), self.axes)
@@ -117,13 +117,13 @@ class Case:
         x, ct = rng.standard_normal((2, *self.keep.shape)) * [[[3]], [[1]]]
         x = x.astype(second if op == "log_softmax_bwd" else first)
         ct = ct.astype(second if op == "softmax_bwd" else first)
-        z = np.where(self.keep, x.astype(wide) * factor, wide.type(-np.inf))
+        z = np.where(self.keep, x.astype(acc) * factor, acc.type(-np.inf))
         inputs, given = [x], []
         self.expected = forward = expect(self.name, self.out, z[self.alive])
         if op != self.name:
             # Every op is linear in its cotangent: the scaled result is that of a scaled one.
-            moved = np.where(self.keep, ct.astype(np.float64) * factor, 0)[self.alive]
-            stats = [np.full(self.keep.shape[0], fill, wide) for fill in (-np.inf, 1)]
+            moved = np.where(self.keep, wide(ct) * wide(factor), 0)[self.alive]
+            stats = [np.full(self.keep.shape[0], fill, acc) for fill in (-np.inf, 1)]
             for i, stat in enumerate(forward.rounded_stats() if forward.stats else ()):
                 stats[i][self.alive] = stat
             rounded = [stat[self.alive] for stat in stats]
@@ -138,7 +138,7 @@ class Case:
         elif op == "logsumexp_bwd":
             g = ct[:, 0]
             given = [*stats, g]
-            moved = (g.astype(np.float64) * factor[:, 0])[self.alive]
+            moved = (wide(g) * wide(factor[:, 0]))[self.alive]
             self.expected = expect(op, out, z[self.alive], *rounded, moved)
 
         poison = np.resize(POISON, self.keep.shape)

@@ -49,11 +49,10 @@ struct Chunk {
     for (int j = 0; j < kBatch; ++j) {
       Acc v[Op::kInputs];
       for (int i = 0; i < Op::kInputs; ++i) v[i] = values[i][j];
-      Acc out = Op::map(v, row);
-      if constexpr (Lines::kLoaded) {
-        if constexpr (Op::kScalesOutput) out *= lines.scale;
-        out = kept[j] ? out : Op::masked();
-      }
+      typename Op::Mapped fine = Op::map(v, row);
+      if constexpr (Lines::kLoaded && Op::kScalesOutput) fine = fine * lines.scale;
+      Acc out = static_cast<Acc>(fine);
+      if constexpr (Lines::kLoaded) out = kept[j] ? out : Op::masked();
       mapped[g][j] = D::from_acc(out);
     }
   }

@@ -83,10 +83,6 @@ struct Packs {
   __device__ void store(const RowsOf<D>& rows, const Window& window, Index p, Acc (&mapped)[kN],
                         bool passing = false) const {
     if constexpr (D::kLoaded) {
-      if constexpr (Op::kScalesOutput) {
-#pragma unroll
-        for (int j = 0; j < kN; ++j) mapped[j] *= window.scale();
-      }
       if (!window.every() && !counts.all()) {
 #pragma unroll
         for (int j = 0; j < kN; ++j) mapped[j] = counts.has(j) ? mapped[j] : Op::masked();
@@ -101,7 +97,7 @@ struct Packs {
                       bool passing = false) const {
     Values values;
     unpack(window, values);
-    Acc mapped[kN];
+    typename Op::Mapped mapped[kN];
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       Acc v[Op::kInputs];
@@ -109,7 +105,18 @@ struct Packs {
       for (int i = 0; i < Op::kInputs; ++i) v[i] = values[i][j];
       mapped[j] = Op::map(v, row);
     }
-    store<kWhole>(rows, window, p, mapped, passing);
+    if constexpr (D::kLoaded && Op::kScalesOutput) {
+#pragma unroll
+      for (int j = 0; j < kN; ++j) mapped[j] = mapped[j] * window.scale();
+    }
+    if constexpr (std::is_same_v<typename Op::Mapped, Acc>) {
+      store<kWhole>(rows, window, p, mapped, passing);
+    } else {
+      Acc rounded[kN];
+#pragma unroll
+      for (int j = 0; j < kN; ++j) rounded[j] = static_cast<Acc>(mapped[j]);
+      store<kWhole>(rows, window, p, rounded, passing);
+    }
   }
 };
 

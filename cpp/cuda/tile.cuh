@@ -139,12 +139,11 @@ struct Cell {
       Acc v[Op::kInputs];
 #pragma unroll
       for (int i = 0; i < Op::kInputs; ++i) v[i] = values[i][j];
-      mapped[j] = Op::map(v, row[j]);
+      typename Op::Mapped fine = Op::map(v, row[j]);
+      if constexpr (!kPacks && Op::kScalesOutput) fine = fine * lane.scale();
+      mapped[j] = static_cast<Acc>(fine);
     }
-    if constexpr (!kPacks) {
-      if constexpr (Op::kScalesOutput) mapped[0] *= lane.scale();
-      if (!counts) mapped[0] = Op::masked();
-    }
+    if (!kPacks && !counts) mapped[0] = Op::masked();
     const DType out = rows.loading.out;
     Each::store(rows.out, lane.at(c), mapped, narrow(rows.loading, out), out, (1u << kVec) - 1);
   }
