@@ -59,7 +59,7 @@ def test_signature(name):
         (p.name, p.default, p.kind) for p in expected
     ]
     more = {} if name == "logsumexp" else {"scale": None, "is_causal": False, "dtype": None}
-    assert own == {**more, "path": None}
+    assert own == {**more, "axis_name": None, "path": None}
     assert function.__name__ == name and function.__module__.startswith("jaxsoftmax")
     for part in ("Args:", "Returns:", "Raises:", "path", "jax.nn"):
         assert part in function.__doc__

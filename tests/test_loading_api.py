@@ -26,9 +26,10 @@ def test_signature(name):
     for function in (getattr(m, name) for m in (jaxsoftmax, jaxsoftmax.primitive)):
         parameters = inspect.signature(function).parameters
         assert [*parameters][:2] == ["x", "axis"] and parameters["where"].default is None
-        extra = [*parameters.values()][-4:]
+        extra = [*parameters.values()][-5:]
         assert [(p.name, p.default) for p in extra] == [
-            *(("scale", None), ("is_causal", False), ("dtype", None), ("path", None))
+            *(("scale", None), ("is_causal", False), ("dtype", None)),
+            *(("axis_name", None), ("path", None)),
         ]
         assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in extra)
     for word in ("where:", "scale", "is_causal", "dtype"):

@@ -162,7 +162,8 @@ def export_serialized(f):
 def export_sharded(f):
     def program(x):
         x = jax.device_put(x, NamedSharding(mesh(), P("a", "b")))
-        ready = exported(both(f), x)
+        platform = jax.config.jax_default_device.platform
+        ready = exported(both(f), x, platforms=["cuda" if platform == "gpu" else platform])
         assert "@jaxsoftmax." not in ready.mlir_module()
         return jax.tree.map(np.asarray, ready.call(x))
 
