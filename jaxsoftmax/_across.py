@@ -17,7 +17,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from . import _plan, reference
-from ._masks import Names, causal_mask
+from ._masks import Names, causal_mask, kept, wide
 from ._ops import EVERY, Loading
 
 # runs an op on parts, with a mask and a scale: (name, operands, path, stats, loading) -> results
@@ -47,22 +47,36 @@ def across(
     if op.residuals is None:  # a gradient
         if op.folds == 0:
             return kernel(name, *operands)
+        if name == "log_softmax_bwd" and scale is not None:
+            dy, of_x, top, total = own
+            z = _product(of_x, scale)
+            dx = reference.log_softmax_bwd(wide(dy), z, top, total, _unscaled(rows, None))
+            return [kept(scale * dx, rows.mask(dx)).astype(loading.dtype or dy.dtype)]
         return [getattr(reference, name)(*own, rows)]
     alone = partial(kernel, loading=dataclasses.replace(loading, dtype=None))
     y, top, total = _logsumexp(alone, rows, loading, x, *extra)
     if name == "logsumexp":
         return [y.astype(loading.dtype or x.dtype), top, total]
     total = jnp.where(jnp.isinf(top), jnp.nan, total)  # as inf - inf is
+    if scale is not None:
+        # The map of softmax is a gradient's kernel, which would multiply by the scale.
+        dtype = jnp.dtype(loading.dtype or x.dtype)
+        x, extra = _product(x, scale), extra[:-1]
+        rows = _unscaled(rows, dtype)
+        loading = dataclasses.replace(loading, scaled=False).to(dtype, x.dtype)
     if name == "log_softmax":
         return [reference.log_softmax_of(x, top, total, rows), top, total]
-    if loading.scaled:  # the kernel below is of a gradient: it would multiply by the scale
-        if x.dtype.itemsize < 4:
-            return [reference.softmax_of(x, top, total, rows)]
-        # XLA must not fuse this product into a difference: it would not be rounded.
-        x = lax.optimization_barrier(scale * x)
-        loading, extra = dataclasses.replace(loading, scaled=False), extra[:-1]
     ones = jnp.ones_like(top, x.dtype)
     return kernel("logsumexp_bwd", x, top, total, ones, *extra, loading=loading)
+
+
+def _product(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """scale * x, rounded as the kernels' is: fused into a difference it would not be."""
+    return lax.optimization_barrier(scale * wide(x))
+
+
+def _unscaled(rows: reference.Rows, dtype: Any) -> reference.Rows:
+    return dataclasses.replace(rows, scale=None, dtype=dtype)
 
 
 def _logsumexp(

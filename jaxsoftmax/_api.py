@@ -11,7 +11,7 @@ from jax import lax
 from . import _arguments, _plan, reference
 from ._arguments import Axis, AxisName, array, canonical_axes
 from ._lowering import arithmetic, view
-from ._masks import Names, causal_mask, wide
+from ._masks import Names, Over, causal_mask, wide
 from ._ops import Loading
 from ._primitive import MIXABLE, same_vma
 from ._vjp import WITH_VJP, Function, How
@@ -45,6 +45,7 @@ def softmax(
       axis_name: the mapped axis (of shard_map, vmap or pmap), or a tuple of them, over which the
         rows are cut: x and where are this device's parts of them, of equal size. Devices exchange
         two numbers a row, for the gradient one. A sharded array under jit alone needs no name.
+        For is_causal the named dimension is numbered over all devices, the other from this one's.
       path: forces a kernel: "one_pass", "two_pass", "split_k", a seed kernel's name ("packed",
         "medium", "extreme", "arbitrary", "splitk") or a `Plan`. A name forces the gradient too; a
         `Plan` was made for this op, and the gradient takes its path, planned anew. None lets
@@ -161,11 +162,17 @@ def _with_factors(
     dtype = jax.eval_shape(lambda a: jax.nn.logsumexp(a, axis, b), a).dtype
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"logsumexp: axis_name must be None for {dtype.name}, got {names}")
-    y, sign = jax.nn.logsumexp(wide(a), axis, b, keepdims, True, where)
-    top = lax.pmax(lax.stop_gradient(y), names)
+    b = jnp.ones(()) if b is None else array("logsumexp", "b", b)
+    counts = True if where is None else where
+    a, b, counts = jnp.broadcast_arrays(wide(a.astype(dtype)), wide(b.astype(dtype)), counts)
+    over = Over(canonical_axes("logsumexp", axis, a.ndim), names)
+    a = jnp.where(counts & (b != 0), a, -jnp.inf)
+    top = over.max(a)
     top = jnp.where(jnp.isfinite(top), top, 0)
-    total = lax.psum(sign * jnp.exp(y - top), names)
+    total = over.sum(jnp.where(counts, b, 0) * jnp.exp(a - top))
     sign, y = jnp.sign(total), jnp.log(jnp.abs(total)) + top
+    if not keepdims:
+        sign, y = over.squeeze(sign), over.squeeze(y)
     if return_sign:
         return y.astype(dtype), sign.astype(dtype)
     return jnp.where(sign < 0, jnp.nan, y).astype(dtype)

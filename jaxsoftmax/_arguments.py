@@ -101,6 +101,8 @@ def mesh_axes(function: str, axis_name: Any) -> tuple[Any, ...]:
         if names.count(name) > 1:
             raise ValueError(f"{what}, each once, got {axis_name!r:.200}")
         try:
+            if isinstance(name, int):  # to psum a position
+                raise TypeError
             hash(name)
             jax.lax.axis_size(name)
         except NameError as error:

@@ -97,7 +97,7 @@ def _with_vjp(name: str) -> Function:
 
     function.defvjp(forward, backward, symbolic_zeros=True)
     # shard_map without jit takes no symbolic zeros, but a jit around them.
-    jitted = jax.jit(function, static_argnums=3, inline=True)
+    jitted = jax.jit(function, static_argnums=3)
 
     def chosen(x: Any, mask: Any, scale: Any, how: How) -> Any:
         # Of a number that devices have alike, only psum's own rule knows the parts' cotangents.

@@ -111,12 +111,6 @@ def _logsumexp_core_jvp(over, primals, tangents):  # type: ignore[no-untyped-def
 # The same, their gradients and tangents, from the rows' statistics.
 
 
-def softmax_of(x: jax.Array, top: jax.Array, total: jax.Array, rows: Rows = _LAST) -> jax.Array:
-    """exp(z - top) / total."""
-    mask = rows.mask(x)
-    return rows.cast(kept(_probability(x, top, total, mask, rows), mask), x)
-
-
 def log_softmax_of(x: jax.Array, top: jax.Array, total: jax.Array, rows: Rows = _LAST) -> jax.Array:
     """z - top - log(total)."""
     mask, (top, total) = rows.mask(x), (rows.over.spread(a, x.ndim) for a in (top, total))

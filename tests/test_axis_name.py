@@ -193,6 +193,35 @@ def test_factors(cpus, factors, return_sign):
 
 
 @pytest.mark.multidevice
+@pytest.mark.parametrize("masked", [False, True])
+def test_factors_of_parts_without_a_sum(cpus, masked):
+    """A part of nothing but -inf, of factors 0, and one that cancels: a gradient all the same."""
+    x, b, mesh = X.copy(), np.ones_like(X), mesh_of(cpus, (8,))
+    x[0, :8] = -np.inf
+    b[1, 8:16] = 0
+    b[2, 16:24:2] = -1
+    x[2, 16:24] = np.repeat(x[2, 16:24:2], 2)
+    where = MASK if masked else np.ones_like(MASK)
+
+    def both(f):
+        def program(x, b):
+            y = f(x, b, where)
+            loss = lambda x, b: sum(jnp.sin(y).sum() for y in f(x, b, where))  # noqa: E731
+            return y, jax.grad(loss, (0, 1))(x, b)
+
+        return program
+
+    def part(x, b, where):
+        return jaxsoftmax.logsumexp(x, -1, b, return_sign=True, where=where, axis_name="a")
+
+    def whole(x, b, where):
+        return jax.nn.logsumexp(x, -1, b, return_sign=True, where=where)
+
+    f = jax.shard_map(part, mesh=mesh, in_specs=(P(None, "a"),) * 3, out_specs=(P(), P()))
+    close(jax.jit(both(f))(x, b), jax.jit(both(whole))(x, b), 1e-5)
+
+
+@pytest.mark.multidevice
 @every_kind
 @every_function
 def test_special_rows(cpus, name, make):
@@ -223,6 +252,7 @@ def part(**options):
         (NameError, "'j'", part(axis_name=("i", "j"))),
         (ValueError, "each once", part(axis_name=("i", "i"))),
         (TypeError, "axis_name .* got", part(axis_name=[["i"]])),
+        (TypeError, "softmax: axis_name .* got 0", part(axis_name=0)),
         (ValueError, "is_causal with axis_name takes one axis", part(axis=None, is_causal=True)),
         (TypeError, "axis_name must be None for complex64", lambda x: part()(x + 1j)),
         (

@@ -247,6 +247,7 @@ def test_command_line(tmp_path):
     ids=lambda v: " ".join(v) if isinstance(v, tuple) else "",
 )
 def test_bad_options(cpu_backend, cpus, monkeypatch, capsys, argv, says):
+    pytest.importorskip("rich")
     main = pytest.importorskip("bench.__main__")
     monkeypatch.setattr(jax, "local_devices", lambda: cpus)
     with pytest.raises(SystemExit) as left:
@@ -256,6 +257,7 @@ def test_bad_options(cpu_backend, cpus, monkeypatch, capsys, argv, says):
 
 
 def test_the_dtype_on_a_cpu(cpu_backend):
+    pytest.importorskip("rich")
     main = pytest.importorskip("bench.__main__")
     assert main.options(["--scaling"]).dtype == "float32"
     assert main.options(["--loss"]).dtype == "bfloat16"

@@ -18,11 +18,12 @@ from contracts import as_dtype, compute_epsilon, wide
 from functions import every_function, ours, theirs
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from loading import Call, both, make
+from loading import Call, Data, both, make
 from loading_oracle import Oracle
 from oracle import Expected
 from test_sharding import COLLECTIVE, mesh_of
 
+from jaxsoftmax import _plan
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, PATHS, SEED_PLANS
 from jaxsoftmax._primitive import bind
@@ -118,6 +119,18 @@ def data(call: Call, dtype: str):
     return make(call, (4, 6, 8, 32), dtype, "random", 0.37)
 
 
+def check_call(call: Call, d: Data, y: np.ndarray, dx: np.ndarray) -> None:
+    oracle = Oracle(call, d)
+    of_cut_rows(oracle.value, d.x.dtype).check(oracle.rows(y))
+    expected, p, terms = oracle._gradient(y), None, None
+    if call.name != "logsumexp":
+        with np.errstate(all="ignore"):
+            p = wide(oracle.rows(y))
+            p = np.where(oracle.masked, 0, np.exp(p) if call.name == "log_softmax" else p)
+        terms = np.abs(wide(oracle.rows(d.ct))).sum(axis=-1)
+    of_cut_rows(expected, d.x.dtype, p, terms).check(oracle.rows(dx))
+
+
 CALLS = [
     Call("softmax", -1, "key", True),
     Call("softmax", -1, "full"),
@@ -156,15 +169,26 @@ def test_masked_and_scaled(several, call, spec):
         is_cut = any(mesh.shape[name] > 1 for each in names for name in each)
         check_exchange(compiled.as_text(), most, is_cut)
         results = jax.tree.map(np.asarray, compiled(*operands))
-        oracle = Oracle(call, d)
-        of_cut_rows(oracle.value, d.x.dtype).check(oracle.rows(results[0]))
-        expected, p, terms = oracle._gradient(results[0]), None, None
-        if call.name != "logsumexp":
-            with np.errstate(all="ignore"):
-                p = wide(oracle.rows(results[0]))
-                p = np.where(oracle.masked, 0, np.exp(p) if call.name == "log_softmax" else p)
-            terms = np.abs(wide(oracle.rows(d.ct))).sum(axis=-1)
-        of_cut_rows(expected, d.x.dtype, p, terms).check(oracle.rows(results[1]))
+        check_call(call, d, *results)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_scale_of_large_numbers(several, name, dtype):
+    """The product is rounded once, in kernels and formulas alike: an ulp of it is 2^-10 here."""
+    rng = np.random.default_rng(7)
+    x = rng.uniform(-1, 1, (64, 1)) * 1e4 + rng.standard_normal((64, 64)) * 1.5
+    call = Call(name, -1, None, True)
+    d = Data(x.astype(as_dtype(dtype)), None, np.float32(1.7), *[None] * 2)
+    d.ct, d.keep = rng.standard_normal(x.shape).astype(d.x.dtype), np.full(x.shape, True)
+    mesh = mesh_of(several, (len(several),))
+    specs = P(None, "a"), None, P(), P(None, "a")
+    operands = [
+        None if a is None else jax.device_put(a, NamedSharding(mesh, s))
+        for a, s in zip(d.operands(), specs, strict=True)
+    ]
+    results = jax.jit(lambda *a: both(call, *a))(*operands)
+    check_call(call, d, *jax.tree.map(np.asarray, results))
 
 
 @every_function
@@ -178,7 +202,11 @@ def test_forced_paths_are_of_the_parts(cpus, path, name):
     cut = jax.device_put(x, NamedSharding(mesh_of(cpus, (8,)), P(None, "a")))
     f = jax.jit(jax.value_and_grad(lambda x: (ours(name, path=plan)(x) ** 2).sum()))
     got, want = f(cut), jax.value_and_grad(lambda x: (theirs(name)(x) ** 2).sum())(x)
-    assert "jaxsoftmax.logsumexp" in f.lower(cut).compile().as_text()
+    text = f.lower(cut).compile().as_text()
+    kernels = [line for line in text.splitlines() if 'custom_call_target="jaxsoftmax.' in line]
+    number = PATHS.index(_plan.for_parts(plan))
+    assert 'target="jaxsoftmax.logsumexp"' in text
+    assert all(f"plan = {{path = {number} :" in line for line in kernels), kernels
     close(got, want)
 
 
