@@ -176,6 +176,8 @@ def test_masked_and_scaled(several, call, spec):
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_a_scale_of_large_numbers(several, name, dtype):
     """The product is rounded once, in kernels and formulas alike: an ulp of it is 2^-10 here."""
+    if name == "log_softmax" and jax.__version_info__ < (0, 11):
+        pytest.skip("XLA of jax 0.10 drops the barrier and fuses the product, unrounded, on a CPU")
     rng = np.random.default_rng(7)
     x = rng.uniform(-1, 1, (64, 1)) * 1e4 + rng.standard_normal((64, 64)) * 1.5
     call = Call(name, -1, None, True)
