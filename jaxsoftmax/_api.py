@@ -142,7 +142,8 @@ def logsumexp(
         hold the row.
 
     Differs from `jax.nn.logsumexp` in accuracy (the error is relative to the larger of |max a| and
-    the logarithm), in `axis_name` and `path`, and in forward mode, as `softmax` does.
+    the logarithm), in `axis_name` and `path`, and in forward mode, as `softmax` does
+    (with `axis_name`, forward mode is possible).
     """
     if b is not None or return_sign:
         _plan.check_path(path)

@@ -7,7 +7,6 @@ merges the parts: twice the bounds, and what its sums round.
 from __future__ import annotations
 
 import functools
-import re
 from contextlib import contextmanager
 
 import cases
@@ -23,14 +22,13 @@ from loading_oracle import Oracle
 from oracle import Expected
 from test_sharding import COLLECTIVE, mesh_of
 
+from bench.scaling_hlo import collectives
 from jaxsoftmax import _plan
 from jaxsoftmax._ops import OPS
 from jaxsoftmax._plan import DTYPES, PATHS, SEED_PLANS
 from jaxsoftmax._primitive import bind
 
 pytestmark = pytest.mark.multidevice
-EXCHANGE = re.compile(r"= \(?(.*?)\)? (all-[a-z]+|collective-permute|reduce-scatter)(?:-start)?\(")
-ELEMENTS = re.compile(r"\w+\[([\d,]*)\]")
 SPECS = (P(None, None, None, ("a", "b", "c")), P("a", None, "b", "c"), P("b", None, None, "a"))
 
 
@@ -66,20 +64,15 @@ def x64(on: bool):
         jax.config.update("jax_enable_x64", before)
 
 
-def exchanged(text: str) -> list[tuple[str, int]]:
-    """Each collective and how many numbers it brings to a device."""
-    found = []
-    for shapes, kind in EXCHANGE.findall(text):
-        sizes = [np.prod([int(n) for n in s.split(",") if n]) for s in ELEMENTS.findall(shapes)]
-        found.append((kind, int(sum(sizes))))
-    return found
-
-
 def check_exchange(text: str, most: int, any: bool = True) -> None:
-    """All-reduces alone, and none of more than `most` numbers together; `any` at all."""
-    found = exchanged(text)
-    assert {*COLLECTIVE.findall(text)} == ({"all-reduce"} if any else set()) and bool(found) == any
-    assert all(kind == "all-reduce" and size <= most for kind, size in found), found
+    """All-reduces alone, together of no more than `most` numbers each; `any` at all."""
+    found = {kind: one for kind, one in collectives(text).items() if one["count"]}
+    assert {*COLLECTIVE.findall(text)} == ({"all-reduce"} if any else set())
+    assert [*found] == ["all_reduce"] * any
+    for one in found.values():
+        numbers = [s.partition("[")[2].rstrip("]").split(",") for s in one["shapes"]]
+        sizes = [np.prod([int(n or 1) for n in each]) for each in numbers]
+        assert max(sizes) <= most and sum(sizes) <= one["count"] * most, found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -100,7 +93,7 @@ def test_the_contract(several, op, dtype):
         y, *rest = jax.tree.map(np.asarray, jax.tree.leaves(compiled(*placed)))
     check_exchange(compiled.as_text(), 2 * x.shape[0], any=OPS[op].folds > 0)
     p = terms = None
-    if OPS[op].folds == (2 if op == "softmax_bwd" else 1) and op.endswith("_bwd"):
+    if op in ("softmax_bwd", "log_softmax_bwd"):
         with np.errstate(all="ignore"):
             if op == "softmax_bwd":
                 p = wide(inputs[0])
